@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import warnings
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -181,8 +182,8 @@ class Cluster(Executor):
         try:
             while not self._stop.wait(_POLL):
                 self._look()
-        except Exception as error:
-            if self._client.status == "running" and not isinstance(error, OSError):
+        except BaseException as error:  # of a thread that others wait for
+            if self._client.status == "running" and not isinstance(error, OSError | CancelledError):
                 self._lose(error)
             else:
                 self._lose(LostPoolError(
@@ -252,7 +253,7 @@ class Cluster(Executor):
         task, job = worker.task, worker.job
         try:
             result, error = task.result(timeout=_FETCH), None
-        except Exception as raised:
+        except (Exception, CancelledError) as raised:
             result, error = None, raised
         if self._client.status != "running":
             raise LostPoolError

@@ -42,7 +42,7 @@ class Part:
 
     folder: Path
     summary: Summary
-    records: Records
+    records: list[Record]
 
 
 def report(folders: Sequence[str], out: str) -> int:

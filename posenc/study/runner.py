@@ -58,8 +58,9 @@ def run_study(
     Parameters
     ----------
     executor
-        Anything with ``submit(function, *args) -> Future``: processes of this machine by default,
-        ``dask.distributed.Client().get_executor()`` for many.
+        Anything with ``submit(function, *args) -> Future``. By default the workers of
+        ``study.scheduler``, or processes of this machine. A process of another executor should
+        call ``posenc.study.workers.one_thread`` first.
     on_progress
         Called with ``(run, step, loss in bits)`` during training. Steps of fine-tuning count on.
 
