@@ -13,8 +13,8 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from posenc.study import run as runs
 from posenc.study import weights
@@ -152,8 +152,7 @@ def compute(
             with _pool(study, jobs(left), executor) as (pool, scratch):
                 trial = pool.submit(why_none_can_train, left[0], scratch, study.keep_weights)
                 where = (study.text, str(folder), scratch, None if home is None else str(home))
-                begin = getattr(pool, "begin", None) or partial(pool.submit, work)
-                pending = {begin(job, *where): job for job in jobs(left)}
+                pending = {_begin(pool, job, *where): job for job in jobs(left)}
                 try:
                     _check_trial(trial)
                     lost = yield from _collect(pending, folder, home, on_progress)
@@ -242,6 +241,12 @@ def work_at(
         return [*records, *(runs.failure_record(run, error) for run in job[len(records) :])]
     finally:
         desk.leave()
+
+
+def _begin(pool: Executor, job: Sequence[Run], *where: Any) -> Future[list[Record]]:
+    """``work`` in the executor, or what an executor that shares no folder has in place of it."""
+    own: Callable[..., Future[list[Record]]] | None = getattr(pool, "begin", None)
+    return pool.submit(work, job, *where) if own is None else own(job, *where)
 
 
 def _check_trial(trial: Future[str | None]) -> None:

@@ -26,6 +26,8 @@ if find_spec("distributed") is None:
     pytest.skip("distributed is not installed; .ci/libraries runs this", allow_module_level=True)
 pytest.importorskip("torch")
 
+# Where workers are slow to start.
+pytestmark = pytest.mark.filterwarnings("ignore:.* has no worker for this study:UserWarning")
 ROOT = Path(__file__).parents[2]
 SMALL = {
     "train_len": 16, "eval_lens": (16, 32), "batch_size": 2, "layers": 1, "dim": 16, "heads": 2,
@@ -81,7 +83,7 @@ def study(tmp_path):
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog; " * 300)
     schemes = ("alibi", "rope", "rope~rope_pi")  # the last two share a training
     text = (str(tmp_path / "text.txt"),)
-    return Study(**SMALL, text=text, schemes=schemes, steps=300, out=str(tmp_path / "far"), seeds=2)
+    return Study(**SMALL, text=text, schemes=schemes, steps=200, out=str(tmp_path / "far"), seeds=2)
 
 
 def undisturbed(study, out):
@@ -95,7 +97,6 @@ def results(records):
     return {record["run"]: _results(record) for record in records}
 
 
-@pytest.mark.filterwarnings("ignore:.* has no worker for this study:UserWarning")
 def test_nothing_finished_is_lost_with_workers_and_with_the_scheduler(study, tmp_path):
     corpus, expected = study.corpus(), undisturbed(study, tmp_path / "near")
     with machines(tmp_path / "first") as far:
