@@ -320,7 +320,8 @@ def difference(run: Run, **present: Any) -> str:
 def _changed(run: Run, present: dict[str, Any]) -> tuple[str, Any, Any] | None:
     """The first field that is not as it was planned, with both values."""
     for name, value in present.items():
-        if (planned := getattr(run, name)) != value:
+        planned = getattr(run, name)
+        if planned != value:
             return name, planned, value
     return None
 
