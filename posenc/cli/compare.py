@@ -21,7 +21,7 @@ _RARE = {
     "training": (
         "sweep", "sweep_seeds", "batch_size", "learning_rate", "position_lr_scale", "warmup",
         "weight_decay", "clip", "random_positions", "random_float_positions", "model", "workers",
-        "keep_weights",
+        "scheduler", "keep_weights",
     ),
     "fine-tuning": ("finetune_steps", "finetune_len", "finetune_learning_rate"),
     "evaluation": ("eval_windows", "stride", "windowed", "baseline"),
@@ -29,7 +29,7 @@ _RARE = {
 _METAVARS = {
     "schemes": "SCHEME", "windowed": "SCHEME", "baseline": "SCHEME", "task": "TASK", "text": "FILE",
     "out": "DIR", "sweep": "OPTION", "model": "MODULE:FUNCTION", "backend": "BACKEND",
-    "device": "DEVICE",
+    "device": "DEVICE", "scheduler": "ADDRESS",
 }  # fmt: skip
 
 

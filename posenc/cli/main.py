@@ -17,6 +17,7 @@ from posenc.cli.parser import Parser, nearest_word
 
 COMMANDS = {
     "compare": "train a decoder per scheme on short text or a task, score it on longer",
+    "report": "join studies of several machines into one report",
     "probe": "a model on disk by length, also under other schemes",
     "audit": "libraries, functions and configurations against the definition",
     "vectors": "golden vectors of each scheme, for other languages",

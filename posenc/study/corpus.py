@@ -154,8 +154,14 @@ def check_size(corpus: Corpus, *, train_len: int, longest: int, windows: int) ->
 def _corpus(name: str, train: Sequence[bytes], validation: Sequence[bytes]) -> Corpus:
     # Text has no zero bytes, so a zero byte marks the end of a file.
     kept, held = b"\0".join(train), b"\0".join(validation)
-    sha256 = hashlib.sha256(kept + held).hexdigest()
-    return Corpus(name, kept, held, len(train), len(validation), sha256)
+    return Corpus(name, kept, held, len(train), len(validation), digest(kept, held))
+
+
+def digest(train: bytes, validation: bytes) -> str:
+    """The ``sha256`` of a corpus."""
+    found = hashlib.sha256(train)
+    found.update(validation)
+    return found.hexdigest()
 
 
 def _is_library(name: str) -> bool:

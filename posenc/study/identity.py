@@ -36,6 +36,7 @@ _NO_EFFECT = (
     "posenc/study/comparisons.py",
     "posenc/study/effective.py",
     "posenc/study/estimate.py",
+    "posenc/study/joined.py",
     "posenc/study/origin.py",
     "posenc/study/outcomes.py",
     "posenc/study/outputs.py",

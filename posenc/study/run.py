@@ -296,13 +296,34 @@ def make_trainer(run: Run, decoder: Decoder, scratch: Path | None = None) -> Tra
 
 def _check_planned(run: Run, **present: Any) -> None:
     """``RuntimeError`` where this process differs from the one that planned the study."""
+    if found := _changed(run, present):
+        name, planned, value = found
+        raise RuntimeError(
+            f"{_MEANING[name]} changed since the study was planned: from {_short(planned)} to "
+            f"{_short(value)}; restart the study, and any workers that were already running"
+        )
+
+
+def difference(run: Run, **present: Any) -> str:
+    """In what this process differs from another one that planned the study; empty if in nothing."""
+    if not (found := _changed(run, present)):
+        return ""
+    name, planned, value = found
+    if name == "versions":  # those that differ
+        planned, value = (
+            tuple(each for each in one if each not in other)
+            for one, other in ((planned, value), (value, planned))
+        )
+    return f"{_MEANING[name]} differ: {_short(value)}, and in the study {_short(planned)}"
+
+
+def _changed(run: Run, present: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first field that is not as it was planned, with both values."""
     for name, value in present.items():
         planned = getattr(run, name)
         if planned != value:
-            raise RuntimeError(
-                f"{_MEANING[name]} changed since the study was planned: from {_short(planned)} to "
-                f"{_short(value)}; restart the study, and any workers that were already running"
-            )
+            return name, planned, value
+    return None
 
 
 def _short(value: str | tuple[object, ...]) -> str:

@@ -14,30 +14,32 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from posenc.study import run as runs
 from posenc.study import weights
-from posenc.study.checkpoints import Checkpoint, remove_stale
+from posenc.study.checkpoints import remove_stale
 from posenc.study.corpus import Corpus
+from posenc.study.desk import Desk, progress_name
 from posenc.study.results import (
     RECORDS,
     Record,
     load,
     own_folder,
     save,
-    write_whole,
 )
 from posenc.study.run import Run
 from posenc.study.study import Study, read_corpus
 from posenc.study.sweeps import Values, choose
 from posenc.study.tasks.catalogue import TEXT
-from posenc.study.trainer import Trainer, choose_backend
-from posenc.study.workers import compile_cache, worker_pool
+from posenc.study.trainer import choose_backend
+from posenc.study.workers import LostPoolError, compile_cache, worker_pool
 
 OnProgress = Callable[[Run, int, float], None]
 RUNS, TUNING = "runs", "tuning"  # folders of records: of results, and of a sweep
 _POLL = 0.2  # seconds between two looks at the workers
 _DEATHS = 2  # of workers in a row, without a run that finished between, that end a study
+_LOST = "the executor gave the runs up; finished ones are kept, and the same call continues"
 _DIED = (
     "its worker process died: it was killed, perhaps for want of memory, which fewer workers need "
     "less of; or it could not start, where a script does not guard its own by __name__"
@@ -56,8 +58,9 @@ def run_study(
     Parameters
     ----------
     executor
-        Anything with ``submit(function, *args) -> Future``: processes of this machine by default,
-        ``dask.distributed.Client().get_executor()`` for many.
+        Anything with ``submit(function, *args) -> Future``. By default the workers of
+        ``study.scheduler``, or processes of this machine. A process of another executor should
+        call ``posenc.study.workers.one_thread`` first.
     on_progress
         Called with ``(run, step, loss in bits)`` during training. Steps of fine-tuning count on.
 
@@ -146,10 +149,10 @@ def compute(
     try:
         while left:
             lost: list[Run] = []
-            with _pool(study, len(jobs(left)), executor) as (pool, scratch):
+            with _pool(study, jobs(left), executor) as (pool, scratch):
                 trial = pool.submit(why_none_can_train, left[0], scratch, study.keep_weights)
                 where = (study.text, str(folder), scratch, None if home is None else str(home))
-                pending = {pool.submit(work, job, *where): job for job in jobs(left)}
+                pending = {_begin(pool, job, *where): job for job in jobs(left)}
                 try:
                     _check_trial(trial)
                     lost = yield from _collect(pending, folder, home, on_progress)
@@ -212,46 +215,50 @@ def work(
     The worker writes the record of a finished run itself, so the record survives the study's
     process; before it, the weights, if there is a folder for them.
     """
-    home = Path(folder)
-    status = _progress_file(home, job[0])
-    checkpoint = Checkpoint(home, job[0].training_digest())
+    home = None if weights_home is None else Path(weights_home)
+    desk = Desk(job[0], Path(folder), home)
+    return work_at(desk, job, lambda: read_corpus(tuple(text)), scratch)
 
+
+def work_at(
+    desk: Desk, job: Sequence[Run], text: Callable[[], Corpus], scratch: Path | None
+) -> list[Record]:
+    """``work`` with what it makes put on ``desk``; ``text`` is called for the task of that name."""
     records: list[Record] = []
 
     def report(step: int, loss: float) -> None:
-        with suppress(OSError):  # another machine has no such folder
-            write_whole(status, json.dumps([len(records), step, loss]))
-
-    def keep(run: Run, model: Trainer) -> None:
-        if weights_home is not None:
-            with suppress(OSError):  # then the study's process says so
-                path = Path(weights_home) / weights.file_name(run)
-                weights.write(path, run, model.state())
+        desk.report(len(records), step, loss)
 
     try:
-        corpus = read_corpus(tuple(text)) if job[0].task == TEXT else None
-        for record in runs.carry_out(job, corpus, report, scratch, checkpoint, keep):
+        corpus = text() if job[0].task == TEXT else None
+        for record in runs.carry_out(job, corpus, report, scratch, desk.checkpoint, desk.keep):
             if _is_kept(record):
-                with suppress(OSError):  # then the study's process writes the returned record
-                    save(home / job[len(records)].file_name(), record)
+                desk.save(job[len(records)], record)
             records.append(record)
-        checkpoint.remove()
+        desk.checkpoint.remove()
         return records
     except Exception as error:
         return [*records, *(runs.failure_record(run, error) for run in job[len(records) :])]
     finally:
-        with suppress(OSError):
-            status.unlink(missing_ok=True)
+        desk.leave()
+
+
+def _begin(pool: Executor, job: Sequence[Run], *where: Any) -> Future[list[Record]]:
+    """``work`` in the executor, or what an executor that shares no folder has in place of it."""
+    own: Callable[..., Future[list[Record]]] | None = getattr(pool, "begin", None)
+    return pool.submit(work, job, *where) if own is None else own(job, *where)
 
 
 def _check_trial(trial: Future[str | None]) -> None:
+    if trial.cancelled():
+        raise LostPoolError(_LOST)
     died = trial.exception()  # a dead worker fails single runs, and these become records
     if died is None and (reason := trial.result()) is not None:
         raise RuntimeError(reason)
 
 
 def _progress_file(folder: Path, run: Run) -> Path:
-    return folder / f"{run.file_name()}.progress"
+    return folder / progress_name(run)
 
 
 def _remove_progress_files(folder: Path, missing: Sequence[Run]) -> None:
@@ -276,7 +283,11 @@ def _collect(
     while pending:
         for future in [f for f in pending if f.done()]:
             job = pending.pop(future)
-            died = future.exception()  # the worker, and its future with it
+            died = (
+                LostPoolError(_LOST) if future.cancelled() else future.exception()
+            )  # with its worker
+            if isinstance(died, LostPoolError):
+                raise died
             failed = [] if died is None else [runs.failure_record(run, died) for run in job]
             for run, record in zip(job, failed or future.result(), strict=True):
                 if isinstance(died, BrokenExecutor) and not _is_finished(folder, run):
@@ -336,17 +347,25 @@ def _read_progress(path: Path) -> tuple[int, int, float] | None:
 
 @contextmanager
 def _pool(
-    study: Study, jobs: int, executor: Executor | None
+    study: Study, jobs: Sequence[Sequence[Run]], executor: Executor | None
 ) -> Iterator[tuple[Executor, Path | None]]:
-    """The caller's executor, or processes of this machine with a folder of compiled programs.
+    """The caller's executor, a cluster, or processes here with a folder of compiled programs.
 
     Workers of the caller's executor outlive the study, so where they compile is not ours to set.
     """
     if executor is not None:
         yield executor, None
         return
+    if study.scheduler:
+        from posenc.study.cluster import connected  # needs distributed
+
+        every = [run for job in jobs for run in job]
+        text = read_corpus(study.text) if any(run.task == TEXT for run in every) else None
+        with connected(study.scheduler, every, text, study.keep_weights) as pool:
+            yield pool, None
+        return
     cores = os.process_cpu_count() if hasattr(os, "process_cpu_count") else os.cpu_count()
     on_cpu = study.device in ("auto", "cpu")
-    count = study.workers or (min(cores or 1, jobs) if on_cpu else 1)
+    count = study.workers or (min(cores or 1, len(jobs)) if on_cpu else 1)
     with compile_cache() as scratch, worker_pool(count, scratch) as pool:
         yield pool, scratch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -70,6 +71,9 @@ class Study(Recipe):
     backend: str = option("auto", "framework that trains: jax, torch, or auto, what is installed")
     device: str = option("auto", "auto, cpu, or a name of the backend's, such as cuda")
     workers: int = option(0, "processes; default: one per core, one in all on an accelerator")
+    scheduler: str = option(
+        "", "train on the workers of a Dask scheduler, tcp://host:port; default: processes here"
+    )
     out: str = option("posenc-compare", "folder of the results")
     keep_weights: bool = option(False, "keep the trained weights of every run, in OUT/weights")
 
@@ -96,6 +100,7 @@ class Study(Recipe):
         if self.sweep_seeds > 1 and not self.sweep:
             raise ValueError(f"sweep_seeds={self.sweep_seeds} needs sweep, which is empty")
         check_count("workers", self.workers, least=0)
+        self._check_scheduler()
         if not self.schemes:
             raise ValueError("schemes is empty; name at least one of `posenc list`")
         labels = list(self.schemes)
@@ -116,6 +121,14 @@ class Study(Recipe):
             if label not in self.labels:
                 name = f"{label!r}{nearest(label, self.labels)}"
                 raise ValueError(f"windowed names {name}; it takes schemes of the study")
+
+    def _check_scheduler(self) -> None:
+        if self.scheduler and not re.fullmatch(r"\w+://\S+", self.scheduler):
+            raise ValueError(f"scheduler must be as tcp://host:port, got {self.scheduler!r}")
+        if self.scheduler and self.workers:
+            raise ValueError(
+                f"workers={self.workers} is for processes here; a scheduler has its own workers"
+            )
 
     def _check_lengths(self) -> None:
         """Several training lengths are a tuple, and one is a number."""

@@ -20,6 +20,7 @@ from posenc.study.columns import shorten
 from posenc.study.comparisons import comparisons_csv
 from posenc.study.corpus import Corpus, printable
 from posenc.study.estimate import estimate
+from posenc.study.identity import posenc_digest
 from posenc.study.origin import command, commit, cores, processor
 from posenc.study.outcomes import has_text, outcomes, tasks, text_records
 from posenc.study.outputs import check_folder, holds_results, publish, task_file
@@ -83,7 +84,7 @@ def compare(study: Study) -> int:
         status = exit_status(stop)
         print("\nstopped; the same command continues from here")
     summary = _summary(study, corpus, backend, records, tried if records else ())
-    _write(Path(study.out), summary, _sort(study, records), runs)
+    write_all(Path(study.out), summary, _sort(study, records), runs)
     if study.keep_weights and any(record["status"] == "ok" for record in records):
         print(f"  {weights_folder(study)}: trained weights of each run")
     failed = any(record["status"] != "ok" for record in records)
@@ -152,7 +153,7 @@ def _summary(
 
 def _estimate(study: Study, missing: Sequence[Run]) -> float | None:
     """Seconds that the missing runs take; None where they train on no processor of this machine."""
-    if study.device not in ("auto", "cpu") or not missing:
+    if study.device not in ("auto", "cpu") or study.scheduler or not missing:
         return None
     trainings = Counter(study.key(job[0].task, job[0].train_len) for job in jobs(missing))
     every = Counter(study.key(run.task, run.train_len) for run in missing)
@@ -171,6 +172,7 @@ def describe(study: Study, corpus: Corpus | None, backend: str, wall: float) -> 
         "corpus": {} if corpus is None else _about_text(corpus),
         "versions": {
             "posenc": _version("posenc"),
+            "posenc files": posenc_digest(backend)[:16],
             **{name: value for name, value in origin.items() if value},
             "python": platform.python_version(),
             "numpy": _version("numpy"),
@@ -425,7 +427,8 @@ def _width() -> int:
     return max(40, shutil.get_terminal_size().columns)
 
 
-def _write(out: Path, summary: dict[str, Any], records: list[Record], runs: list[str]) -> None:
+def write_all(out: Path, summary: dict[str, Any], records: list[Record], runs: list[str]) -> None:
+    """Write all files of a study, and print its tables and the names of the files."""
     succeeded = any(record["status"] == "ok" for record in records)
     if not succeeded:
         print("every run failed" if records else "no run has finished yet")

@@ -65,6 +65,13 @@ def file_name(run: Run) -> str:
 
 def write(path: str | os.PathLike[str], run: Run, state: Weights) -> None:
     """Write the weights and position params of a trainer's ``state``, whole or not at all."""
+    data = dump(run, state)
+    with WRITING:
+        write_whole(Path(path), data)
+
+
+def dump(run: Run, state: Weights) -> bytes:
+    """The content of the file."""
     arrays = {name: array for name, array in state.items() if name.startswith(_KEPT)}
     about = {
         "format": FORMAT,
@@ -75,9 +82,7 @@ def write(path: str | os.PathLike[str], run: Run, state: Weights) -> None:
         "posenc": run.version,
         "recipe": json.dumps(asdict(run.training())),
     }
-    data = dump_sealed(arrays, about)
-    with WRITING:
-        write_whole(Path(path), data)
+    return dump_sealed(arrays, about)
 
 
 def read(path: str | os.PathLike[str]) -> Kept:

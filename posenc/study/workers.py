@@ -21,6 +21,10 @@ from posenc.study.results import WRITING
 _PATIENCE = 10.0  # seconds for a record that is being written
 
 
+class LostPoolError(ConnectionError):
+    """The workers cannot be reached any more, none of them."""
+
+
 @contextmanager
 def worker_pool(count: int, scratch: Path) -> Iterator[Executor]:
     """A pool of ``count`` processes; on the way out they leave, whatever they were doing.
@@ -71,14 +75,19 @@ def compile_cache() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def one_thread() -> None:
+    """Let what this process imports from now on compute with one thread."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC"):
+        os.environ[name] = "1"
+
+
 def _begin(parent: Connection, scratch: str) -> None:
     """Limit a worker to one thread, and let it leave with its parent.
 
     Two workers of one thread are faster than one of two, and their results do not vary.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC"):
-        os.environ[name] = "1"
+    one_thread()
     threading.Thread(target=_leave_with, args=(parent, scratch), daemon=True).start()
 
 

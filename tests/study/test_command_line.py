@@ -160,7 +160,7 @@ def test_a_closed_pipe_is_silent():
 
 COMPLETED = {
     "posenc co": "compare completion",
-    "posenc compare --sch": "--schemes",
+    "posenc compare --schem": "--schemes",
     "posenc compare --schemes alibi_": "alibi_2d",
     "posenc compare --schemes alibi rope+alibi_": "rope+alibi_2d",
     "posenc compare --backend = j": "jax",

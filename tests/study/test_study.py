@@ -53,7 +53,7 @@ from posenc.study.schedule import learning_rate
 from posenc.study.source import _imports, _package, source_digest
 from posenc.study.specs import Plans, fitted_settings, layers, parse, sides, split
 from posenc.study.study import Study
-from posenc.study.terminal import _write
+from posenc.study.terminal import write_all
 from posenc.study.trainer import choose_backend
 
 BACKENDS = [name for name in ("jax", "torch") if require(name)]
@@ -1024,10 +1024,10 @@ def test_a_broken_study_file_stops_no_study(tmp_path, text):
 def test_a_study_of_failures_replaces_no_good_one(tmp_path, capsys):
     publish_text(tmp_path, ["a"], "good")
     failed = {"scheme": "x", "seed": 0, "status": "failed", "error": "Oops", "train_len": 16}
-    _write(tmp_path, {"wall_seconds": 0.0}, [failed], ["b"])
+    write_all(tmp_path, {"wall_seconds": 0.0}, [failed], ["b"])
     assert texts(tmp_path)["results.csv"] == "good"
     assert "belong to an earlier study and are kept" in capsys.readouterr().out
-    _write(tmp_path / "new", {"wall_seconds": 0.0}, [failed], ["b"])
+    write_all(tmp_path / "new", {"wall_seconds": 0.0}, [failed], ["b"])
     assert "Oops" in texts(tmp_path / "new")["results.csv"]
 
 
