@@ -102,6 +102,11 @@ class Trainer:
         self._params, *self._moments = map(restored, _PREFIXES)
         self._steps = int(state["optimizer.step"])
 
+    @staticmethod
+    def device_memory() -> int:
+        """The most bytes of the first device so far; 0 where it does not tell, as a CPU."""
+        return int((jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0))
+
     def versions(self) -> dict[str, str]:
         return {"jax": jax.__version__, "device": self._device.device_kind}
 

@@ -37,6 +37,8 @@ class Trainer:
         torch.set_num_threads(1)
         name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         self._device, self._recipe = torch.device(name), decoder.recipe
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
         self._decoder = decoder
         kind = OwnModel if self._recipe.model else DecoderModel
         self._model = kind(decoder, self._device)
@@ -112,6 +114,11 @@ class Trainer:
                 for part, key in names.items()
                 if key in state
             }
+
+    @staticmethod
+    def device_memory() -> int:
+        """The most bytes of the GPU since a trainer was made; 0 on a CPU."""
+        return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
 
     def versions(self) -> dict[str, str]:
         on_cpu = self._device.type == "cpu"

@@ -19,6 +19,7 @@ from posenc.study.sweeps import SEED, Tuning, Values, axes_of, tunings, with_val
 from posenc.study.tasks.catalogue import TEXT
 from posenc.study.tasks.catalogue import expand as expand_tasks
 from posenc.study.tasks.task import Task
+from posenc.study.trackers import check_names
 
 _AUTO = ("auto",)
 _WINDOWED = ("rope",)  # a label of the default study, not an ability of a scheme
@@ -71,6 +72,10 @@ class Study(Recipe):
     device: str = option("auto", "auto, cpu, or a name of the backend's, such as cuda")
     workers: int = option(0, "processes; default: one per core, one in all on an accelerator")
     out: str = option("posenc-compare", "folder of the results")
+    tracker: tuple[str, ...] = option(
+        (), "where progress also goes: tensorboard, wandb-offline, or one of your own, "
+        "module:function; default: nowhere",
+    )  # fmt: skip
     keep_weights: bool = option(False, "keep the trained weights of every run, in OUT/weights")
 
     def __post_init__(self) -> None:
@@ -96,6 +101,7 @@ class Study(Recipe):
         if self.sweep_seeds > 1 and not self.sweep:
             raise ValueError(f"sweep_seeds={self.sweep_seeds} needs sweep, which is empty")
         check_count("workers", self.workers, least=0)
+        check_names(self.tracker)
         if not self.schemes:
             raise ValueError("schemes is empty; name at least one of `posenc list`")
         labels = list(self.schemes)

@@ -83,6 +83,11 @@ class Trainer(Protocol):
         """Optional: go on from a ``state`` of the same decoder, bit for bit as if never stopped."""
         ...
 
+    @staticmethod
+    def device_memory() -> int:
+        """Optional: the most bytes of the accelerator so far; 0 if there is none."""
+        ...
+
     def versions(self) -> dict[str, str]:
         """The framework's version and the device's name."""
         ...
