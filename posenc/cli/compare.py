@@ -15,8 +15,8 @@ from posenc.study.tasks.text import Text
 
 TEXT_DEFAULTS = Text.defaults()
 _FIRST = (  # what most need, on the first page of help
-    "schemes", "task", "text", "train_len", "eval_lens", "seeds", "steps", "layers", "dim", "heads",
-    "backend", "device", "out",
+    "scale", "schemes", "task", "text", "train_len", "eval_lens", "seeds", "steps", "layers",
+    "dim", "heads", "backend", "device", "out",
 )  # fmt: skip
 _RARE = {
     "training": (
@@ -25,10 +25,12 @@ _RARE = {
         "keep_weights", "tracker",
     ),
     "fine-tuning": ("finetune_steps", "finetune_len", "finetune_learning_rate"),
+    "computing": ("dtype", "accumulate", "compile", "tokens", "vocabulary_size"),
     "evaluation": ("eval_windows", "stride", "windowed", "baseline"),
 }  # fmt: skip
 _METAVARS = {
     "schemes": "SCHEME", "windowed": "SCHEME", "baseline": "SCHEME", "task": "TASK", "text": "FILE",
+    "tokens": "FILE",
     "out": "DIR", "sweep": "OPTION", "model": "MODULE:FUNCTION", "tracker": "TRACKER",
     "backend": "BACKEND",
     "device": "DEVICE",
@@ -79,8 +81,9 @@ def run(options: dict[str, Any]) -> int:
 
 def _add_option(parser: Any, item: Field[Any], kind: Any) -> None:
     name = f"--{item.name.replace('_', '-')}"
-    if kind is bool:
-        parser.add_argument(name, action="store_true", help=item.metadata["help"])
+    if kind in (bool, bool | None):
+        either = "store_true" if item.default is False else argparse.BooleanOptionalAction
+        parser.add_argument(name, action=either, help=item.metadata["help"])
         return
     many = typing.get_origin(kind) is tuple
     element = typing.get_args(kind)[0] if many else kind

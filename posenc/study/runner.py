@@ -28,7 +28,7 @@ from posenc.study.results import (
     write_whole,
 )
 from posenc.study.run import Run
-from posenc.study.study import Study, read_corpus
+from posenc.study.study import Study, read_data
 from posenc.study.sweeps import Values, choose
 from posenc.study.tasks.catalogue import TEXT
 from posenc.study.trackers import Tracker, Trackers
@@ -178,7 +178,8 @@ def compute(
             lost: list[Run] = []
             with _pool(study, len(jobs(left)), executor) as (pool, scratch):
                 trial = pool.submit(why_none_can_train, left[0], scratch, study.keep_weights)
-                where = (study.text, str(folder), scratch, None if home is None else str(home))
+                files = study.tokens or study.text
+                where = (files, str(folder), scratch, None if home is None else str(home))
                 pending = {pool.submit(work, job, *where): job for job in jobs(left)}
                 try:
                     _check_trial(trial)
@@ -261,7 +262,7 @@ def work(
                 weights.write(path, run, model.state())
 
     try:
-        corpus = read_corpus(tuple(text)) if job[0].task == TEXT else None
+        corpus = read_data(tuple(text), job[0]) if job[0].task == TEXT else None
         for record in runs.carry_out(job, corpus, report, scratch, checkpoint, keep):
             if _is_kept(record):
                 with suppress(OSError):  # then the study's process writes the returned record

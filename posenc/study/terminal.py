@@ -285,10 +285,13 @@ class Progress:
         """Print what the study will do, and an estimate of how long that takes here."""
         study = self._study
         if corpus is not None:
+            unit = "MB" if isinstance(corpus.train, bytes) else "M tokens"
             self._print_wrapped(
-                f"{corpus.name}: {len(corpus.train) / 1e6:.1f} MB to train, "
-                f"{len(corpus.validation) / 1e6:.1f} MB held out (sha256 {corpus.sha256[:12]})"
+                f"{corpus.name}: {len(corpus.train) / 1e6:.1f} {unit} to train, "
+                f"{len(corpus.validation) / 1e6:.1f} {unit} held out (sha256 {corpus.sha256[:12]})"
             )
+        if study.scale:
+            self._print_wrapped(f"scale {study.scale}: {command(study)}")
         start = f"{len(study.labels)} schemes x {study.seeds} seeds with {backend}"
         parts = {label: _sizes(recipe) for label, recipe in study.recipes.items()}
         if len(parts) == 1:
@@ -328,7 +331,8 @@ class Progress:
             self._last_line = now
             at, left, used = _stage(run, step), self._time_left(now), self._used()
             unit = f"bits/{self._study.recipes[key].of_task.answers}"
-            forms = [f"{at}, {loss:.2f} {unit}{used}{left}", f"{at}, {loss:.2f} {unit}{left}"]
+            loss_at = f"{at}, {loss:.2f} {unit}"
+            forms = [f"{loss_at}{''.join(used[:n])}{left}" for n in range(len(used), -1, -1)]
             forms += [f"{at}{left}", at]
             name = self._name(key, run.label)
             line = [f"{which}: {form}" for form in forms]
@@ -374,13 +378,13 @@ class Progress:
     def _count(self, done: int) -> str:
         return f"[{done:{len(str(self._total))}}/{self._total}] "
 
-    def _used(self) -> str:
-        """Tokens per second and memory of all runs that go on."""
+    def _used(self) -> list[str]:
+        """Tokens per second and memory of all runs that go on, as far as they are known."""
         now = [usage for usage in self._usage.values() if usage]
         speed = sum(usage["tokens_per_second"] for usage in now)
         memory = sum(usage["memory"] for usage in now)
         shown = [f"{number(speed)} tokens/s"] * (speed > 0) + [f"{number(memory)}B"] * (memory > 0)
-        return "".join(f", {each}" for each in shown)
+        return [f", {each}" for each in shown]
 
     def _name(self, key: str, scheme: str) -> str:
         """The scheme, after the task and length if there are several."""
@@ -433,7 +437,7 @@ def _stage(run: Run, step: int) -> str:
 def _sizes(recipe: Recipe) -> str:
     """The model, training and lengths of a task."""
     lengths = ", ".join(map(str, recipe.eval_lens))
-    what = "bytes" if recipe.task == TEXT else "tokens"
+    what = "bytes" if recipe.task == TEXT and not recipe.vocabulary_size else "tokens"
     steps = f"{recipe.steps} steps of {recipe.batch_size} x {recipe.train_tokens} {what}"
     if recipe.finetune_steps:
         tuning = recipe.finetuning()

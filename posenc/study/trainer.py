@@ -25,10 +25,14 @@ class Trainer(Protocol):
 
     Attributes
     ----------
+    computes
+        Optional: names of the recipe's options ``dtype``, ``accumulate`` and ``compile`` that the
+        trainer follows; of others, only the plain value is accepted.
     gradient_norms
         Optional: the norms before clipping ``(n,)`` of the steps of the last ``train``.
     """
 
+    computes: tuple[str, ...]
     gradient_norms: Integers
 
     def __init__(self, decoder: Decoder, device: str, scratch: Path | None = None) -> None:
