@@ -22,7 +22,7 @@ _GPU_START = 90.0  # seconds to compile the training step and the kernels of eac
 _STATE = 16  # bytes of a float32 parameter, its gradient and two moments
 _WIDTHS = 24  # vectors of the model's width that a layer keeps for its backward pass
 _LOGITS = 3  # of them: with their softmax and its gradient
-_FRAMEWORK = 350e6  # bytes of a process that has imported a framework and compiled
+_FRAMEWORK = 500e6  # bytes of a process that has imported a framework and compiled
 _ROWS = 2048  # tokens of an evaluation batch, at least
 
 

@@ -17,6 +17,7 @@ from posenc.schemes import NoPE
 from posenc.study import Study, run_study, terminal
 from posenc.study.corpus import from_files
 from posenc.study.decoder import Decoder
+from posenc.study.dry_run import dry_run
 from posenc.study.estimate import Speed, estimate, memory_of, parameters
 from posenc.study.events import crc32c, event, record
 from posenc.study.live import LiveLine
@@ -70,6 +71,12 @@ def test_a_dry_run_plans_what_the_study_would(study, tmp_path):
     save(tmp_path / "out" / "runs" / first.file_name(), {"run": first.digest(), "status": "ok"})
     kept, missing = plan(study, corpus, writes=False)
     assert (len(kept), missing) == (1, others) == (1, plan(study, corpus)[1])
+
+
+def test_a_dry_run_of_a_sweep_counts_what_tunes(study, tmp_path, capsys):
+    assert dry_run(replace(study, sweep=("learning-rate=1e-3,1e-2",))) == 0
+    assert "8 runs are missing, 0 of 8 are in" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("task", ["text", "copy"])
