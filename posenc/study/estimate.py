@@ -18,7 +18,8 @@ _START = 9.0  # seconds to compile the programs of a run, and to score a small o
 _GPU = "an H100 (SXM)"
 _PEAK = 989e12  # its operations per second in bfloat16, dense: NVIDIA's data sheet
 _GPU_SHARE = 0.25  # of it; language models of this size are reported at 0.2 to 0.5
-_GPU_START = 90.0  # seconds to compile the training step and the kernels of each length
+_GPU_START = 60.0  # seconds to begin, and to compile the kernels of each length
+_COMPILE = 30.0  # seconds of torch.compile for a training step
 _STATE = 16  # bytes of a float32 parameter, its gradient and two moments
 _WIDTHS = 24  # vectors of the model's width that a layer keeps for its backward pass
 _LOGITS = 3  # of them: with their softmax and its gradient
@@ -49,7 +50,7 @@ def estimate(
     reached = speed or speed_of("cpu")
     rate = reached.operations
     return sum(
-        trainings * (reached.start + recipe.steps * _operations(recipe) / rate)
+        trainings * (_start(recipe, reached) + recipe.steps * _operations(recipe) / rate)
         + runs * (_finetuning(recipe, reached) + (_scoring(recipe) + _sliding(recipe)) / rate)
         for recipe, trainings, runs in recipes
     ) / max(1, workers)
@@ -66,13 +67,13 @@ def speed_of(device: str) -> Speed:
         said = (
             f"training is taken to reach {_SHARE:g} of the speed of small matrix products, measured"
             f" now on one core ({product / 1e9:.0f} G operations/s), and {_START:.0f} s a training "
-            "are added to compile"
+            "are added to begin"
         )
         return Speed(_SHARE * product, _START, said)
     said = (
         f"{device!r} is taken to be {_GPU} of which training reaches {_GPU_SHARE:g} of "
         f"{_PEAK / 1e12:.0f} T operations/s in bfloat16, and {_GPU_START:.0f} s a training are "
-        "added to compile; float32 takes longer"
+        "added to begin; float32 takes longer"
     )
     return Speed(_GPU_SHARE * _PEAK, _GPU_START, said)
 
@@ -103,13 +104,17 @@ def memory_of(recipe: Recipe, device: str) -> float:
     return _FRAMEWORK + _STATE * parameters(recipe) + max(training, scoring)
 
 
+def _start(recipe: Recipe, speed: Speed) -> float:
+    return speed.start + (_COMPILE if recipe.compile else 0.0)
+
+
 def _finetuning(recipe: Recipe, speed: Speed) -> float:
     """Seconds of a run's fine-tuning: it compiles on its own, and is scored before and after."""
     if not recipe.finetune_steps:
         return 0.0
     tuning = recipe.finetuning()
     seconds = (tuning.steps * _operations(tuning) + _scoring(recipe)) / speed.operations
-    return 2 * speed.start + seconds
+    return 2 * _start(recipe, speed) + seconds
 
 
 def _scoring(recipe: Recipe) -> float:

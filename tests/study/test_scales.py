@@ -240,7 +240,7 @@ def test_the_small_scale_runs_as_the_command(backend, ids, tmp_path, capsys, mon
     record = json.loads((tmp_path / "out" / "results.jsonl").read_text().splitlines()[0])
     assert record["recipe"]["dtype"] == "bfloat16"
     assert record["recipe"]["accumulate"] == 2
-    assert abs(record["loss"]["32"] - math.log2(300)) < 1
+    assert abs(record["loss"]["32"] - math.log2(300)) < 2
 
 
 def test_a_text_of_bytes_is_as_before(tmp_path):
