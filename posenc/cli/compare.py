@@ -15,7 +15,7 @@ from posenc.study.tasks.text import Text
 
 TEXT_DEFAULTS = Text.defaults()
 _FIRST = (  # what most need, on the first page of help
-    "scale", "schemes", "task", "text", "train_len", "eval_lens", "seeds", "steps", "layers",
+    "schemes", "task", "text", "train_len", "eval_lens", "seeds", "steps", "layers",
     "dim", "heads", "backend", "device", "out",
 )  # fmt: skip
 _RARE = {
@@ -25,7 +25,7 @@ _RARE = {
         "keep_weights", "tracker",
     ),
     "fine-tuning": ("finetune_steps", "finetune_len", "finetune_learning_rate"),
-    "computing": ("dtype", "accumulate", "compile", "tokens", "vocabulary_size"),
+    "computing": ("scale", "dtype", "accumulate", "compile", "tokens", "vocabulary_size"),
     "evaluation": ("eval_windows", "stride", "windowed", "baseline"),
 }  # fmt: skip
 _METAVARS = {

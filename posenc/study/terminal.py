@@ -208,11 +208,12 @@ def describe(study: Study, corpus: Corpus | None, backend: str, wall: float) -> 
 
 
 def _about_text(corpus: Corpus) -> dict[str, Any]:
+    unit = "bytes" if isinstance(corpus.train, bytes) else "tokens"
     return {
         "name": corpus.name,
         "sha256": corpus.sha256,
-        "train_bytes": len(corpus.train),
-        "validation_bytes": len(corpus.validation),
+        f"train_{unit}": len(corpus.train),
+        f"validation_{unit}": len(corpus.validation),
         "train_files": corpus.train_files,
         "validation_files": corpus.validation_files,
     }
