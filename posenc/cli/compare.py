@@ -25,7 +25,7 @@ _RARE = {
         "keep_weights", "tracker",
     ),
     "fine-tuning": ("finetune_steps", "finetune_len", "finetune_learning_rate"),
-    "computing": ("scale", "dtype", "accumulate", "compile", "tokens", "vocabulary_size"),
+    "GPU": ("scale", "dtype", "accumulate", "compile", "tokens", "vocabulary_size"),
     "evaluation": ("eval_windows", "stride", "windowed", "baseline"),
 }  # fmt: skip
 _METAVARS = {

@@ -28,7 +28,7 @@ from posenc.study.results import (
     write_whole,
 )
 from posenc.study.run import Run
-from posenc.study.study import Study, read_data
+from posenc.study.study import Study, read_corpus, read_tokens
 from posenc.study.sweeps import Values, choose
 from posenc.study.tasks.catalogue import TEXT
 from posenc.study.trackers import Tracker, Trackers
@@ -262,7 +262,9 @@ def work(
                 weights.write(path, run, model.state())
 
     try:
-        corpus = read_data(tuple(text), job[0]) if job[0].task == TEXT else None
+        corpus, size = None, job[0].vocabulary_size
+        if job[0].task == TEXT:
+            corpus = read_tokens(tuple(text), size) if size else read_corpus(tuple(text))
         for record in runs.carry_out(job, corpus, report, scratch, checkpoint, keep):
             if _is_kept(record):
                 with suppress(OSError):  # then the study's process writes the returned record

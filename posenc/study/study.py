@@ -235,7 +235,10 @@ class Study(Recipe):
         """The text, checked to be large enough; None if no task reads it."""
         if not self._of_text:
             return None
-        corpus = read_data(self.tokens or self.text, self._of_text[0])
+        if self.tokens:
+            corpus = read_tokens(self.tokens, self._of_text[0].vocabulary_size)
+        else:
+            corpus = read_corpus(self.text)
         for one in self._of_text:
             of_training = max(one.train_len, one.finetune_len or 0)
             check_size(corpus, train_len=of_training, longest=one.longest, windows=one.eval_windows)
@@ -307,15 +310,9 @@ def read_corpus(text: tuple[str, ...]) -> Corpus:
     return from_files([Path(p) for p in text]) if text else standard_library()
 
 
-def read_data(files: tuple[str, ...], recipe: Recipe) -> Corpus:
-    """The text, or where the recipe has a vocabulary the tokens, of a study's files."""
-    if recipe.vocabulary_size:
-        return _read_tokens(files, recipe.vocabulary_size)
-    return read_corpus(files)
-
-
 @functools.lru_cache(maxsize=1)
-def _read_tokens(files: tuple[str, ...], vocabulary: int) -> Corpus:
+def read_tokens(files: tuple[str, ...], vocabulary: int) -> Corpus:
+    """The user's files of tokens; kept likewise."""
     return from_tokens(files, vocabulary)
 
 

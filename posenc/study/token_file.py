@@ -46,7 +46,7 @@ def from_tokens(paths: Sequence[str | Path], vocabulary: int) -> Corpus:
         digest.update(f"{len(part)}\0".encode())
         _check(part, file, vocabulary, digest)
     name = printable(" and ".join(file.name for file in files))
-    return Corpus(name, *parts, 1, 1, digest.hexdigest())
+    return Corpus(name, parts[0], parts[1], 1, 1, digest.hexdigest())
 
 
 def _mapped(file: Path) -> Tokens:
