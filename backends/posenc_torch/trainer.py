@@ -76,14 +76,15 @@ class Trainer:
 
     def _backward(self, tokens: Any, labels: Any, layers: Layers, pos: Tensor | None) -> Tensor:
         """Add the gradients of the mean loss of a batch, computed in parts; the loss."""
-        size = len(tokens) // self._recipe.accumulate
-        parts = zip(self._tensor(tokens).split(size), self._tensor(labels).split(size), strict=True)
-        count = (self._tensor(labels) != NO_ANSWER).sum()
+        count = self._recipe.accumulate
+        given = self._tensor(tokens), self._tensor(labels)
+        parts = zip(*(each.chunk(count) for each in given), strict=True)
+        answers = (given[1] != NO_ANSWER).sum()
         # A number would be compiled anew for each step; only a model of one's own draws by it.
         step = None if self._recipe.compile else self._steps
         means = []
         for part in parts:
-            mean = self._step(layers)(*part, pos, count, step)
+            mean = self._step(layers)(*part, pos, answers, step)
             mean.backward()
             means.append(mean)
         return means[0] if len(means) == 1 else torch.stack(means).sum()
@@ -151,7 +152,9 @@ class Trainer:
     @staticmethod
     def device_memory() -> int:
         """The most bytes of the GPU since a trainer was made; 0 on a CPU."""
-        return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # untyped in PyTorch
+            return 0
+        return torch.cuda.max_memory_allocated()
 
     def versions(self) -> dict[str, str]:
         on_cpu = self._device.type == "cpu"
