@@ -67,13 +67,13 @@ def speed_of(device: str) -> Speed:
         said = (
             f"training is taken to reach {_SHARE:g} of the speed of small matrix products, measured"
             f" now on one core ({product / 1e9:.0f} G operations/s), and {_START:.0f} s a training "
-            "are added to begin"
+            f"are added to begin, {_COMPILE:.0f} s more for torch.compile"
         )
         return Speed(_SHARE * product, _START, said)
     said = (
         f"{device!r} is taken to be {_GPU} of which training reaches {_GPU_SHARE:g} of "
         f"{_PEAK / 1e12:.0f} T operations/s in bfloat16, and {_GPU_START:.0f} s a training are "
-        "added to begin; float32 takes longer"
+        f"added to begin, {_COMPILE:.0f} s more for torch.compile; float32 takes longer"
     )
     return Speed(_GPU_SHARE * _PEAK, _GPU_START, said)
 

@@ -138,9 +138,7 @@ def check_names(names: Sequence[str]) -> None:
     for name in names:
         module, _, function = name.partition(":")
         if name not in NAMED and not (module and function):
-            known = ", ".join(NAMED)
-            hint = nearest(name, list(NAMED))
-            raise ValueError(f"tracker names {name!r}{hint}; accepted: {known}, module:function")
+            raise ValueError(f"tracker names {name!r}{nearest(name, [*NAMED, 'module:function'])}")
 
 
 def _kind(name: str) -> Callable[[Path], Tracker]:
