@@ -2,7 +2,8 @@
 
 Both take one path through the code: bfloat16, gradient accumulation, a compiled step, and tokens of
 a mapped file. ``small`` is a minute on a CPU, most of it torch.compile, so that a file and an
-environment can be tried before an hour of GPU. A scale gives options that the study leaves open; one that is given wins.
+environment can be tried before an hour of GPU. A scale gives options that the study leaves open;
+one that is given wins.
 """
 
 from __future__ import annotations
