@@ -15,19 +15,22 @@ from posenc_jax.bound import Attend, Bound
 def decoder_logits(recipe: Recipe, w: Any, tokens: Array, bound: Bound) -> Array:
     """Logits ``(N, T, V)`` of tokens ``(N, T)`` and a pass over the layers."""
     x = bound.embed(w["embed"][tokens] * embedding_scale(recipe))
+    # Products are of the recipe's dtype; norms, logits and the sum of the layers' outputs float32.
+    cast = {name: a if "norm" in name else a.astype(recipe.dtype) for name, a in w.items()}
     for layer, attend in enumerate(bound):
-        x = _layer(x, w, layer, recipe.heads, attend)
-    head = w["head"] if "head" in w else w["embed"].T
-    return _linear(_norm(x, w["norm"]), head)
+        x = _layer(x, cast, layer, recipe.heads, attend)
+    head = cast["head"] if "head" in w else cast["embed"].T
+    return _linear(_norm(x, w["norm"]).astype(head.dtype), head).astype(jnp.float32)
 
 
 def _layer(x: Array, w: Any, layer: int, heads: int, attend: Attend) -> Array:
-    hidden = _norm(x, w[f"{layer}.norm1"])
+    dtype = w[f"{layer}.qkv"].dtype
+    hidden = _norm(x, w[f"{layer}.norm1"]).astype(dtype)
     qkv = _linear(hidden, w[f"{layer}.qkv"]).reshape(*x.shape[:2], 3, heads, -1)
     q, k, v = (qkv[:, :, n] for n in range(3))
     out = attend(q, k, v, x=hidden)
     x = x + _linear(out.reshape(x.shape), w[f"{layer}.out"])
-    hidden = _norm(x, w[f"{layer}.norm2"])
+    hidden = _norm(x, w[f"{layer}.norm2"]).astype(dtype)
     up = jax.nn.gelu(_linear(hidden, w[f"{layer}.up"]), approximate=True)
     return x + _linear(up, w[f"{layer}.down"])
 

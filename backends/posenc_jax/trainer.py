@@ -26,6 +26,7 @@ class Trainer:
     """Trains and scores one model; see ``posenc.study.Trainer``."""
 
     trains_models = True
+    computes = ("dtype", "accumulate", "compile")  # it always compiles
 
     def __init__(self, decoder: Decoder, device: str, scratch: Path | None = None) -> None:
         if scratch is not None:
@@ -102,6 +103,11 @@ class Trainer:
         self._params, *self._moments = map(restored, _PREFIXES)
         self._steps = int(state["optimizer.step"])
 
+    @staticmethod
+    def device_memory() -> int:
+        """The most bytes of the first device so far; 0 where it does not tell, as a CPU."""
+        return int((jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0))
+
     def versions(self) -> dict[str, str]:
         return {"jax": jax.__version__, "device": self._device.device_kind}
 
@@ -143,14 +149,30 @@ def _train(static: _Static, layers: Layers, state: Any, inputs: Any) -> Any:
     decoder, recipe = static.decoder, static.decoder.recipe
     b1, b2 = BETAS
 
-    def mean_loss(params: Any, tokens: Array, labels: Array, pos: Array | None) -> Array:
+    def mean_loss(
+        params: Any, tokens: Array, labels: Array, pos: Array | None, count: Array
+    ) -> Array:
         losses, _ = _losses(decoder, layers, params, tokens, labels, pos)
-        return losses.sum() / (labels != NO_ANSWER).sum()
+        return losses.sum() / count
+
+    def gradient_of(params: Any, tokens: Array, labels: Array, pos: Array | None) -> Any:
+        """The mean loss of a batch and its gradient, computed in parts."""
+        count, parts = (labels != NO_ANSWER).sum(), recipe.accumulate
+        if parts == 1:
+            return jax.value_and_grad(mean_loss)(params, tokens, labels, pos, count)
+
+        def add(total: Any, part: Any) -> Any:
+            found = jax.value_and_grad(mean_loss)(params, *part, pos, count)
+            return jax.tree.map(jnp.add, total, found), None
+
+        split = [a.reshape(parts, -1, *a.shape[1:]) for a in (tokens, labels)]
+        zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        return lax.scan(add, zero, tuple(split))[0]
 
     def step(state: Any, inputs: Any) -> Any:
         params, first, second = state
         tokens, labels, pos, step_rate, count = inputs
-        loss, gradient = jax.value_and_grad(mean_loss)(params, tokens, labels, pos)
+        loss, gradient = gradient_of(params, tokens, labels, pos)
         norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradient)))
         gradient = jax.tree.map(lambda g: g * jnp.minimum(1.0, recipe.clip / norm), gradient)
         first = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, first, gradient)

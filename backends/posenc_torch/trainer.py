@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +33,21 @@ class Trainer:
     """Trains and scores one model; see ``posenc.study.Trainer``."""
 
     trains_models = True
+    computes = ("dtype", "accumulate", "compile")
 
     def __init__(self, decoder: Decoder, device: str, scratch: Path | None = None) -> None:
         torch.set_num_threads(1)
         name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         self._device, self._recipe = torch.device(name), decoder.recipe
+        if self._device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"there is no GPU for PyTorch {torch.__version__}")
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
         self._decoder = decoder
         kind = OwnModel if self._recipe.model else DecoderModel
         self._model = kind(decoder, self._device)
         self._weights, self._steps = self._model.weights, 0
+        self._compiled: dict[Layers, Any] = {}
         self._position = [
             _position(decoder.schemes[layer], arrays, self._device)
             for layer, arrays in zip(decoder.first_layers, decoder.position, strict=True)
@@ -58,17 +65,44 @@ class Trainer:
             for group in self._optimizer.param_groups:
                 group["lr"] = float(rate) * group["factor"]
             pos = None if positions is None else self._positions(positions[index])
-            given = tokens[index], labels[index], layers, pos
-            loss, asked, _ = self._losses(*given, step=self._steps)
-            mean = loss.sum() / asked.sum()
             self._optimizer.zero_grad()
-            mean.backward()  # type: ignore[no-untyped-call]  # untyped in PyTorch
+            mean = self._backward(tokens[index], labels[index], layers, pos)
             norms.append(nn.utils.clip_grad_norm_(self._parameters(), self._recipe.clip))
             self._optimizer.step()
             self._steps += 1
             losses.append(mean.detach())
         self.gradient_norms = torch.stack(norms).cpu().numpy()
         return torch.stack(losses).cpu().numpy()
+
+    def _backward(self, tokens: Any, labels: Any, layers: Layers, pos: Tensor | None) -> Tensor:
+        """Add the gradients of the mean loss of a batch, computed in parts; the loss."""
+        count = self._recipe.accumulate
+        given = self._tensor(tokens), self._tensor(labels)
+        parts = zip(*(each.chunk(count) for each in given), strict=True)
+        answers = (given[1] != NO_ANSWER).sum()
+        # A number would be compiled anew for each step; only a model of one's own draws by it.
+        step = None if self._recipe.compile else self._steps
+        means = []
+        for part in parts:
+            mean = self._step(layers)(*part, pos, answers, step)
+            mean.backward()
+            means.append(mean)
+        return means[0] if len(means) == 1 else torch.stack(means).sum()
+
+    def _step(self, layers: Layers) -> Any:
+        """What a part adds to the mean loss; compiled once for its layers, if asked for."""
+        if layers not in self._compiled:
+
+            def mean(
+                tokens: Tensor, labels: Tensor, pos: Tensor | None, count: Tensor, step: int | None
+            ) -> Tensor:
+                return self._losses(tokens, labels, layers, pos, step)[0].sum() / count
+
+            asked = self._recipe.compile
+            if asked:  # it traces array_api_compat's cached look-ups; their result is the same
+                warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_ca")
+            self._compiled[layers] = torch.compile(mean, dynamic=False) if asked else mean
+        return self._compiled[layers]
 
     @torch.no_grad()
     def answers(self, tokens: Any, labels: Any, window: int | None, plan: Any = None) -> Any:
@@ -77,8 +111,9 @@ class Trainer:
         cuts = range(0, len(tokens), max(1, _TOKENS // length))[1:]
         losses, hits = [], []
         for part in zip(np.split(tokens, cuts), np.split(labels, cuts), strict=True):
-            loss, _, logits = self._losses(*part, layers)
-            hit = logits.argmax(-1) == self._tensor(part[1])
+            asked, right = map(self._tensor, part)
+            loss, logits = self._losses(asked, right, layers)
+            hit = logits.argmax(-1) == right
             losses.append(loss.cpu().numpy())
             hits.append(hit.cpu().numpy())
         return np.concatenate(losses), np.concatenate(hits)
@@ -88,7 +123,8 @@ class Trainer:
         length = tokens.shape[1]
         layers = self._decoder.layers(plan, length=length, window=window)
         parts = np.split(tokens, range(0, len(tokens), max(1, _TOKENS // length))[1:])
-        return np.concatenate([self._logits(part, layers).cpu().numpy() for part in parts])
+        found = [self._logits(self._tensor(part), layers) for part in parts]
+        return np.concatenate([logits.cpu().numpy() for logits in found])
 
     def state(self) -> dict[str, Any]:
         arrays, params = {}, self._by_name()
@@ -113,6 +149,13 @@ class Trainer:
                 if key in state
             }
 
+    @staticmethod
+    def device_memory() -> int:
+        """The most bytes of the GPU since a trainer was made; 0 on a CPU."""
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # untyped in PyTorch
+            return 0
+        return torch.cuda.max_memory_allocated()
+
     def versions(self) -> dict[str, str]:
         on_cpu = self._device.type == "cpu"
         name = "cpu" if on_cpu else torch.cuda.get_device_name(self._device)
@@ -120,24 +163,24 @@ class Trainer:
 
     def _losses(
         self,
-        tokens: Any,
-        labels: Any,
+        tokens: Tensor,
+        labels: Tensor,
         layers: Layers,
         pos: Tensor | None = None,
         step: int | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Losses ``(N, T)`` of the answers, 0 for none; which there are; and the logits."""
-        logits, targets = self._logits(tokens, layers, pos, step), self._tensor(labels)
+    ) -> tuple[Tensor, Tensor]:
+        """Losses ``(N, T)`` of the answers, 0 for none, and the logits."""
+        logits = self._logits(tokens, layers, pos, step)
         loss = functional.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=NO_ANSWER
+            logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=NO_ANSWER
         )
-        return loss.view(targets.shape), targets != NO_ANSWER, logits
+        return loss.view(labels.shape), logits
 
     def _logits(
-        self, tokens: Any, layers: Layers, pos: Tensor | None = None, step: int | None = None
+        self, tokens: Tensor, layers: Layers, pos: Tensor | None = None, step: int | None = None
     ) -> Tensor:
         """``(N, T, V)``, at positions 0, 1, ... or others, in a step or at test time."""
-        return self._model(self._tensor(tokens), self._bound(layers, pos), step)
+        return self._model(tokens, self._bound(layers, pos), step)
 
     @torch.no_grad()
     def _trace(self, tokens: Any, watch: Any) -> Any:

@@ -9,27 +9,29 @@ from typing import Any
 
 from posenc.cli.parser import Parser
 from posenc.study import Study, terminal
+from posenc.study.dry_run import dry_run
 from posenc.study.specs import split
 from posenc.study.tasks.text import Text
 
 TEXT_DEFAULTS = Text.defaults()
 _FIRST = (  # what most need, on the first page of help
-    "schemes", "task", "text", "train_len", "eval_lens", "seeds", "steps", "layers", "dim", "heads",
-    "backend", "device", "out",
+    "schemes", "task", "text", "train_len", "eval_lens", "seeds", "steps", "layers",
+    "dim", "heads", "backend", "device", "out",
 )  # fmt: skip
 _RARE = {
     "training": (
         "sweep", "sweep_seeds", "batch_size", "learning_rate", "position_lr_scale", "warmup",
         "weight_decay", "clip", "random_positions", "random_float_positions", "model", "workers",
-        "scheduler", "keep_weights",
+        "scheduler", "keep_weights", "tracker",
     ),
     "fine-tuning": ("finetune_steps", "finetune_len", "finetune_learning_rate"),
+    "GPU": ("scale", "dtype", "accumulate", "compile", "tokens", "vocabulary_size"),
     "evaluation": ("eval_windows", "stride", "windowed", "baseline"),
 }  # fmt: skip
 _METAVARS = {
     "schemes": "SCHEME", "windowed": "SCHEME", "baseline": "SCHEME", "task": "TASK", "text": "FILE",
     "out": "DIR", "sweep": "OPTION", "model": "MODULE:FUNCTION", "backend": "BACKEND",
-    "device": "DEVICE", "scheduler": "ADDRESS",
+    "device": "DEVICE", "scheduler": "ADDRESS", "tokens": "FILE", "tracker": "TRACKER",
 }  # fmt: skip
 
 
@@ -48,6 +50,10 @@ def add_options(parser: Parser) -> None:
     kinds, items = typing.get_type_hints(Study), {item.name: item for item in fields(Study)}
     for name in _FIRST:
         _add_option(parser, items[name], kinds[name])
+    parser.add_argument(
+        "--dry-run", action="store_true",
+        help="say which runs, steps, time and memory it takes; nothing is started or written",
+    )  # fmt: skip
     named = {name for names in (_FIRST, *_RARE.values()) for name in names}
     others = tuple(name for name in items if name not in named)
     for title, names in {**_RARE, **({"others": others} if others else {})}.items():
@@ -57,20 +63,25 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: dict[str, Any]) -> int:
-    """Run the study and return its exit status."""
+    """Run the study, or say what it would take, and return the exit status."""
+    only_plan = options.pop("dry_run")
     for name in ("schemes", "windowed", "task"):
         options[name] = split(options[name]) if options[name] else ()
     for name in ("eval_lens", "train_len"):
         if options[name] is not None:
             options[name] = tuple(n for some in options[name] for n in some)
     tuples = {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
-    return terminal.compare(Study(**{**options, **tuples}))
+    study = Study(**{**options, **tuples})
+    if only_plan:
+        return dry_run(study)
+    return terminal.compare(study)
 
 
 def _add_option(parser: Any, item: Field[Any], kind: Any) -> None:
     name = f"--{item.name.replace('_', '-')}"
-    if kind is bool:
-        parser.add_argument(name, action="store_true", help=item.metadata["help"])
+    if kind in (bool, bool | None):
+        either = "store_true" if item.default is False else argparse.BooleanOptionalAction
+        parser.add_argument(name, action=either, help=item.metadata["help"])
         return
     many = typing.get_origin(kind) is tuple
     element = typing.get_args(kind)[0] if many else kind

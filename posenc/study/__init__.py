@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # what ``_HOMES`` says, for a type checker
     from posenc.study.study import Study
     from posenc.study.tasks.task import NO_ANSWER, Examples, Task
     from posenc.study.terminal import compare, write_results
+    from posenc.study.trackers import Tracker
     from posenc.study.trainer import Trainer
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Run",
     "Study",
     "Task",
+    "Tracker",
     "Trainer",
     "check_model",
     "compare",
@@ -69,6 +71,7 @@ _HOMES = {
     "posenc.study.study": ("Study",),
     "posenc.study.tasks.task": ("NO_ANSWER", "Examples", "Task"),
     "posenc.study.terminal": ("compare", "write_results"),
+    "posenc.study.trackers": ("Tracker",),
     "posenc.study.trainer": ("Trainer",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -17,7 +17,7 @@ import time
 import warnings
 from asyncio import CancelledError
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -332,7 +332,7 @@ def inspect(runs: Sequence[Run], keep_weights: bool, corpus: Corpus | None) -> s
     present = {"posenc_digest": posenc_digest(first.backend), "versions": versions(first.backend)}
     if why := difference(first, **present):
         return why
-    if corpus is not None and digest(corpus.train, corpus.validation) != corpus.sha256:
+    if corpus is not None and _digest(corpus) != corpus.sha256:
         return "the text did not arrive as it was sent"
     for run in runs:
         try:
@@ -344,6 +344,11 @@ def inspect(runs: Sequence[Run], keep_weights: bool, corpus: Corpus | None) -> s
         if why := difference(run, **found):
             return f"scheme {run.scheme!r}: {why}"
     return why_none_can_train(first, None, keep_weights)
+
+
+def _digest(corpus: Corpus) -> str:
+    assert isinstance(corpus.train, bytes) and isinstance(corpus.validation, bytes)  # no tokens
+    return digest(corpus.train, corpus.validation)
 
 
 def work_far(
@@ -372,13 +377,13 @@ class _Post(Desk):
         self.weights: dict[str, bytes] = {}
         self.checkpoint = Checkpoint(None, "")
 
-    def report(self, done: int, step: int, loss: float) -> None:
+    def report(self, done: int, step: int, values: Mapping[str, float]) -> None:
         task = self._worker.state.tasks.get(self._key)
         if task is None or task.state == "cancelled":
             raise RuntimeError("the study has ended")
         if time.monotonic() - self._last > _PAUSE:
             self._last = time.monotonic()
-            self._send(progress_name(self._first), progress_text(done, step, loss))
+            self._send(progress_name(self._first), progress_text(done, step, values))
 
     def keep(self, run: Run, model: Trainer) -> None:
         if self._keep:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from posenc.study.outcomes import texts
-from posenc.study.results import UNIT
+from posenc.study.results import UNIT, worded
 from posenc.study.statistics import Difference, Records, Summary, lengths
 from posenc.study.tables import (
     GROWTH,
@@ -53,7 +53,7 @@ def rows(summary: Summary, records: Records) -> Iterator[dict[str, Any]]:
     """Rows by ``COLUMNS``, for one training length after the other."""
     for own, of_text in texts(summary, records):
         trained = own["config"]["train_len"]
-        common = {"train_len": trained, "loss_unit": UNIT}
+        common = {"train_len": trained, "loss_unit": worded(UNIT, of_text)}
         yield from ({**row, **common} for row in _rows(own, of_text))
 
 

@@ -9,6 +9,9 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from posenc.contract.checks import check_count
 
@@ -55,11 +58,11 @@ _WHOLE_FILES = 10  # with at least this many files, whole files are held out
 
 @dataclass(frozen=True)
 class Corpus:
-    """Bytes to train on, and bytes held out; ``sha256`` covers both, training first."""
+    """Bytes, or tokens, to train on and held out; ``sha256`` covers both, training first."""
 
     name: str
-    train: bytes
-    validation: bytes
+    train: bytes | np.ndarray[Any, Any]
+    validation: bytes | np.ndarray[Any, Any]
     train_files: int
     validation_files: int
     sha256: str
@@ -143,9 +146,10 @@ def check_size(corpus: Corpus, *, train_len: int, longest: int, windows: int) ->
     needed = check_count("train_len", train_len) + 1
     scored = check_count("windows", windows) * (check_count("longest", longest) + 1)
     has, holds = len(corpus.train), len(corpus.validation)
+    what = "bytes" if isinstance(corpus.train, bytes) else "tokens"
     if has < needed or holds < scored:
         raise ValueError(
-            f"corpus {corpus.name!r} is too small: it has {has:,} bytes to train on and {holds:,} "
+            f"corpus {corpus.name!r} is too small: it has {has:,} {what} to train on and {holds:,} "
             f"held out; it needs {needed:,} (a sequence of {train_len}) and {scored:,} "
             f"({windows} windows of {longest}); give more text, fewer windows, or shorter lengths"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,10 +28,10 @@ class Desk:
         self._progress = folder / progress_name(first)
         self.checkpoint = Checkpoint(folder, first.training_digest())
 
-    def report(self, done: int, step: int, loss: float) -> None:
-        """Say how far the job is: runs that are done, and step and loss in bits of the next."""
+    def report(self, done: int, step: int, values: Mapping[str, float]) -> None:
+        """Say how far the job is: runs that are done, and the step of the next and its values."""
         with suppress(OSError):  # another machine has no such folder
-            write_whole(self._progress, progress_text(done, step, loss))
+            write_whole(self._progress, progress_text(done, step, values))
 
     def keep(self, run: Run, model: Trainer) -> None:
         """Keep the weights of a run that is scored, if there is a folder for them."""
@@ -55,6 +56,6 @@ def progress_name(first: Run) -> str:
     return f"{first.file_name()}.progress"
 
 
-def progress_text(done: int, step: int, loss: float) -> str:
+def progress_text(done: int, step: int, values: Mapping[str, float]) -> str:
     """What is in it."""
-    return json.dumps([done, step, loss])
+    return json.dumps([done, step, dict(values)])

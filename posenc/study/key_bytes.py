@@ -17,14 +17,14 @@ CONTEXT = 8  # bytes before a byte that must repeat with it
 
 
 def key_bytes(tokens: Tokens, near: int) -> Tokens:
-    """The ``key_tokens`` of bytes, after ``CONTEXT`` of them."""
-    data = np.ascontiguousarray(tokens, dtype=np.uint8)
-    return _key_bytes(data.tobytes(), data.shape, near)
+    """The ``key_tokens`` of bytes, or tokens of a file, after ``CONTEXT`` of them."""
+    data = np.ascontiguousarray(tokens)
+    return _key_bytes(data.tobytes(), data.dtype.str, data.shape, near)
 
 
 @functools.lru_cache(maxsize=64)  # the same windows are scored for every scheme and seed
-def _key_bytes(data: bytes, shape: tuple[int, int], near: int) -> Tokens:
-    return key_tokens(np.frombuffer(data, np.uint8).reshape(shape), near, CONTEXT)
+def _key_bytes(data: bytes, dtype: str, shape: tuple[int, int], near: int) -> Tokens:
+    return key_tokens(np.frombuffer(data, dtype).reshape(shape), near, CONTEXT)
 
 
 def key_tokens(tokens: Tokens, near: int, context: int) -> Tokens:

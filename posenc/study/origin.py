@@ -14,6 +14,7 @@ from typing import Any
 
 import posenc
 from posenc.study.recipe import Recipe
+from posenc.study.scales import SCALES
 from posenc.study.study import Study
 
 
@@ -31,13 +32,19 @@ def command(study: Study) -> str:
 
 def _of_task(study: Study) -> dict[str, Any]:
     """The settings of the only task, and of them the lengths that follow from ``train_len``."""
-    plain = Study(task=study.task)
+    same: dict[str, Any] = {"task": study.task}
+    if study.scale:
+        same |= {"scale": study.scale, "tokens": study.tokens, "text": study.text}
+    plain = Study(**same)
     names = [item.name for item in fields(Recipe) if item.name != "task"]
-    lengths = Study(task=study.task, train_len=study.train_len).eval_lens
+    names += SCALES.get(study.scale, ())
+    lengths = Study(**same, train_len=study.train_len).eval_lens
     return {name: getattr(plain, name) for name in names} | {"eval_lens": lengths}
 
 
 def _option(name: str, value: Any) -> list[str]:
+    if value is False:  # what a scale switched on
+        return [f"--no-{name.replace('_', '-')}"]
     values = value if isinstance(value, tuple) else () if value is True else (value,)
     return [f"--{name.replace('_', '-')}", *map(_word, values)]
 

@@ -28,6 +28,7 @@ from posenc.study.panels import (
     log_axis,
 )
 from posenc.study.picture import encode
+from posenc.study.results import UNIT, worded
 from posenc.study.statistics import (
     SORTED_FROM,
     Records,
@@ -105,17 +106,19 @@ def _dots_figure(
         for index, (title, lines) in enumerate(zip(_TITLES.values(), both, strict=True)):
             up = (0.75 + each * (len(panels) - 1 - row)) / height
             axes = figure.add_axes((left + 0.49 * index, up, width, rows / height))
-            _dots_panel(axes, lines, limits_of(together), f"{title}{of}")
+            _dots_panel(axes, lines, records, limits_of(together), f"{title}{of}")
     up = 1 - 0.3 / height
     figure.text(0.015, up, _title(records, summary), fontsize=13, color=INK, parse_math=False)
     figure.text(0.015, 0.12 / height, note(records), fontsize=8, color=MUTED)
     return figure
 
 
-def _dots_panel(axes: Any, lines: Sequence[Line], limits: tuple[float, float], title: str) -> None:
+def _dots_panel(
+    axes: Any, lines: Sequence[Line], records: Records, limits: tuple[float, float], title: str
+) -> None:
     draw_dots(axes, lines, limits)
     axes.set_title(title, loc="left", fontsize=FONT, color=MUTED, pad=20)
-    axes.set_xlabel("bits per byte (lower is better)", color=MUTED)
+    axes.set_xlabel(f"{worded(UNIT, records)} (lower is better)", color=MUTED)
 
 
 def loss_svgs(summary: Summary, records: Records) -> list[str]:
@@ -126,7 +129,7 @@ def loss_svgs(summary: Summary, records: Records) -> list[str]:
     for title, lines in panels.items():
         limits = limits_of(together)
         if _are_many(lines):
-            panel = functools.partial(_dots_panel, limits=limits, title=title)
+            panel = functools.partial(_dots_panel, records=records, limits=limits, title=title)
             figures.append(dots_svg(title, lines, panel))
             continue
         panel = functools.partial(_loss_panel, records=records, limits=limits, title=title)
@@ -143,7 +146,7 @@ def position_svg(summary: Summary, records: Records, baseline: str) -> str:
 
 def curve_svg(summary: Summary, records: Records) -> str:
     """Training curves as an ``<svg>``; empty if there are none."""
-    return line_svg("Training loss", _curve_lines(records, summary), _curve_panel)
+    return line_svg("Training loss", _curve_lines(records, summary), _curves(records))
 
 
 def finetuning_svg(summary: Summary, records: Records) -> str:
@@ -155,7 +158,11 @@ def finetuning_svg(summary: Summary, records: Records) -> str:
             at = [step for step, _ in own[0]]
             means = [mean_interval(loss for _, loss in row) for row in zip(*own, strict=True)]
             lines.append(Line(scheme, at, means, colour))
-    return line_svg("Fine-tuning loss", lines, _curve_panel)
+    return line_svg("Fine-tuning loss", lines, _curves(records))
+
+
+def _curves(records: Records) -> functools.partial[None]:
+    return functools.partial(_curve_panel, records=records)
 
 
 def note(records: Records) -> str:
@@ -252,8 +259,8 @@ def _loss_panel(
     log_axis(axes, at, trained)
     label_ends(axes, lines)
     axes.set_title(title, loc="left", fontsize=FONT, color=MUTED)
-    axes.set_xlabel("evaluation length (bytes)", color=MUTED)
-    axes.set_ylabel("bits per byte (lower is better)", color=MUTED)
+    axes.set_xlabel(worded("evaluation length (bytes)", records), color=MUTED)
+    axes.set_ylabel(f"{worded(UNIT, records)} (lower is better)", color=MUTED)
 
 
 def _position_panel(axes: Any, lines: Sequence[Line], records: Records) -> None:
@@ -265,11 +272,11 @@ def _position_panel(axes: Any, lines: Sequence[Line], records: Records) -> None:
     log_axis(axes, ticks, _training_lengths(records))
     axes.set_xlim(lines[0].x[0], ticks[-1])
     label_ends(axes, lines)
-    axes.set_xlabel("position in the window (bytes)", color=MUTED)
-    axes.set_ylabel("difference in bits per byte", color=MUTED)
+    axes.set_xlabel(worded("position in the window (bytes)", records), color=MUTED)
+    axes.set_ylabel(f"difference in {worded(UNIT, records)}", color=MUTED)
 
 
-def _curve_panel(axes: Any, lines: Sequence[Line]) -> None:
+def _curve_panel(axes: Any, lines: Sequence[Line], records: Records) -> None:
     last = max(line.x[-1] for line in lines)
     # The first steps start at 8 bits per byte and would compress the rest of the curve.
     late = [
@@ -278,7 +285,7 @@ def _curve_panel(axes: Any, lines: Sequence[Line]) -> None:
     draw(axes, lines, limits_of([Line("", [], late, 0)]), marker=False)
     label_ends(axes, lines)
     axes.set_xlabel("step", color=MUTED)
-    axes.set_ylabel("training loss, bits per byte", color=MUTED)
+    axes.set_ylabel(f"training loss, {worded(UNIT, records)}", color=MUTED)
 
 
 def line_svg(

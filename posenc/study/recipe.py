@@ -12,7 +12,9 @@ from posenc.study.float_positions import units
 from posenc.study.models import model_name
 from posenc.study.tasks.catalogue import TEXT, make_task
 from posenc.study.tasks.task import Task
+from posenc.study.tasks.text import TokenText
 
+DTYPES = ("float32", "bfloat16")
 _GENTLER = 10  # the rate of training over that of fine-tuning; docs/extension.md says why
 
 
@@ -48,6 +50,12 @@ class Recipe(Declared):
     eval_windows: int = setting(
         "held-out windows of the longest length; of other tasks, examples of each length"
     )
+    dtype: str = setting("of products: float32 or bfloat16; weights and moments are float32")
+    accumulate: int = setting("parts in which a step computes its batch, one after the other")
+    compile: bool | None = setting(
+        "compile the training step with torch.compile; JAX always compiles"
+    )
+    vocabulary_size: int = setting("ids of tokens are below it; default: text is bytes")
     random_positions: int = setting(
         "train at positions drawn from 0 .. N - 1, anew at every step; default: at 0, 1, 2, ..."
     )
@@ -96,12 +104,31 @@ class Recipe(Declared):
                 f"give random_positions or random_float_positions, not both, got "
                 f"{self.random_positions} and {self.random_float_positions}"
             )
+        self._check_computing()
         self._set_finetuning(task)
         self._set_stride()
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"weight_decay must be finite and at least 0, got {self.weight_decay}")
         if self.dim % self.heads:
             raise ValueError(f"heads must divide dim={self.dim}, got {self.heads}")
+
+    def _check_computing(self) -> None:
+        """Check how a step is computed, and of what tokens."""
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be {' or '.join(DTYPES)}, got {self.dtype!r}")
+        if self.batch_size % check_count("accumulate", self.accumulate):
+            raise ValueError(
+                f"accumulate must divide batch_size={self.batch_size}, got {self.accumulate}"
+            )
+        check_count("vocabulary_size", self.vocabulary_size, least=0)
+        if self.task != TEXT:  # the study checks that text is among its tasks
+            object.__setattr__(self, "vocabulary_size", 0)
+        for name in ("dtype", "compile"):
+            if self.model and getattr(self, name) not in (DTYPES[0], False):
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is for posenc's decoder; the model "
+                    f"{self.model!r} may do so itself"
+                )
 
     def _set_finetuning(self, task: Task) -> None:
         """Check the options of fine-tuning, and set those that are left open."""
@@ -140,12 +167,14 @@ class Recipe(Declared):
     def finetuning(self) -> Recipe:
         """The recipe of further training: another length, the same tokens a step, another rate."""
         tokens = self.of_task.tokens(self.finetune_len)
+        batch_size = max(1, round(self.batch_size * self.train_tokens / tokens))
         changed = {
             "train_len": self.finetune_len,
             "steps": self.finetune_steps,
-            "batch_size": max(1, round(self.batch_size * self.train_tokens / tokens)),
+            "batch_size": batch_size,
             "learning_rate": self.finetune_learning_rate,
             "warmup": min(self.warmup, self.finetune_steps // 10),
+            "accumulate": math.gcd(batch_size, self.accumulate),
             "finetune_steps": 0,
             "finetune_len": None,
             "finetune_learning_rate": None,
@@ -166,6 +195,8 @@ class Recipe(Declared):
     @property
     def of_task(self) -> Task:
         """The task; that of text has no text yet."""
+        if self.vocabulary_size and self.task == TEXT:
+            return TokenText(size=self.vocabulary_size)
         return make_task(self.task)
 
     @property

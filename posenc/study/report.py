@@ -12,6 +12,7 @@ from typing import Any
 from posenc.study.outcomes import has_text, of_task, outcomes, tasks, texts
 from posenc.study.panels import GRID, INK, MUTED, PALETTE
 from posenc.study.plots import curve_svg, finetuning_svg, loss_svgs, note, position_svg
+from posenc.study.results import UNIT, worded
 from posenc.study.statistics import (
     Difference,
     Records,
@@ -186,8 +187,8 @@ def headline(summary: Summary, records: Records) -> str:
     where = "the training length" if factor == 1 else f"{factor:g} times the training length"
     tuned = ", after fine-tuning" if any(record.get("finetune") for record in records) else ""
     first = (
-        f"{_CONDITION[protocol]}, bits per byte at {where}{tuned}, in this configuration, compared "
-        f"with {name}: "
+        f"{_CONDITION[protocol]}, {worded(UNIT, records)} at {where}{tuned}, in this "
+        f"configuration, compared with {name}: "
     )
     second = "From the training length to there "
     parts = [(first, compared), (second, grown)]
@@ -325,8 +326,9 @@ def _text(studies: Sequence[tuple[Summary, Records]]) -> str:
         shown = "".join(table.html() for table in tables)
         parts.append(f"<h2>All training lengths</h2><p>{_EACH_LENGTH}</p>{shown}")
     for own, records in studies:
+        of = f"Trained at {own['config']['train_len']} bytes"
         if len(studies) > 1:
-            parts.append(f'<h2 class="part">Trained at {own["config"]["train_len"]} bytes</h2>')
+            parts.append(f'<h2 class="part">{worded(of, records)}</h2>')
         parts += [part(own, records) for part in (_losses, _comparisons, _positions, _training)]
     return "".join([*parts, _caveats()])
 

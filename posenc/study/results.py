@@ -65,7 +65,16 @@ COLUMNS = (
     *ABOUT,
 )
 
-UNIT = "bits per byte"  # of the loss of text
+UNIT = "bits per byte"  # of the loss of text, but for tokens of a file
+
+
+def worded(text: str, records: Iterable[Mapping[str, Any]]) -> str:
+    """Words about bytes, of records of text: about tokens, where a file of them was trained on."""
+    recipe = next(iter(records), {}).get("recipe", {})
+    if not recipe.get("vocabulary_size"):
+        return text
+    return text.replace("byte", "token").replace("Byte", "Token")
+
 
 # Held while a record is written, so that a worker finishes it before it leaves.
 WRITING = threading.Lock()
@@ -234,7 +243,7 @@ def rows(records: Iterable[Record]) -> Iterable[Record]:
     of_text = (record for record in records if record.get("task", TEXT) == TEXT)
     for record, tuned in (stage for one in of_text for stage in stages(one)):
         common = {name: record.get(name) for name in COLUMNS} | about(record)
-        common["loss_unit"] = UNIT
+        common["loss_unit"] = worded(UNIT, [record])
         if record["status"] != "ok":
             yield common
             continue

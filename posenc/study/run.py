@@ -25,7 +25,7 @@ from posenc.study.corpus import Corpus, printable
 from posenc.study.decoder import Decoder
 from posenc.study.history import History
 from posenc.study.identity import fingerprint, posenc_digest, versions
-from posenc.study.recipe import Recipe
+from posenc.study.recipe import DTYPES, Recipe
 from posenc.study.results import Record
 from posenc.study.schedule import learning_rate
 from posenc.study.specs import Plans, sides
@@ -286,6 +286,12 @@ def check_can_train(run: Run, scratch: Path | None = None, keep_weights: bool = 
 def make_trainer(run: Run, decoder: Decoder, scratch: Path | None = None) -> Trainer:
     """The decoder, or a model of one's own, in the backend's framework, ready to train."""
     kind = load_trainer(run.backend)
+    for name, plain in (("dtype", DTYPES[0]), ("accumulate", 1), ("compile", False)):
+        if getattr(run, name) != plain and name not in getattr(kind, "computes", ()):
+            raise ValueError(
+                f"{name}={getattr(run, name)} needs a trainer that names it in computes, and "
+                f"{kind.__module__}.{kind.__name__} of backend {run.backend!r} does not"
+            )
     if run.model and not getattr(kind, "trains_models", False):
         raise ValueError(
             f"model names {run.model!r}, but backend {run.backend!r} trains only posenc's own: "

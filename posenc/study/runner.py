@@ -10,7 +10,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,13 +29,17 @@ from posenc.study.results import (
     save,
 )
 from posenc.study.run import Run
-from posenc.study.study import Study, read_corpus
+from posenc.study.study import Study, read_corpus, read_tokens
 from posenc.study.sweeps import Values, choose
 from posenc.study.tasks.catalogue import TEXT
+from posenc.study.trackers import Tracker, Trackers
 from posenc.study.trainer import choose_backend
+from posenc.study.usage import Usage
 from posenc.study.workers import LostPoolError, compile_cache, worker_pool
 
 OnProgress = Callable[[Run, int, float], None]
+Log = Callable[[Run, int, Mapping[str, float]], None]  # ``log`` of a tracker
+_Progress = tuple[int, int, dict[str, float]]  # which run of a job, its step, what trackers get
 RUNS, TUNING = "runs", "tuning"  # folders of records: of results, and of a sweep
 _POLL = 0.2  # seconds between two looks at the workers
 _DEATHS = 2  # of workers in a row, without a run that finished between, that end a study
@@ -52,6 +56,7 @@ def run_study(
     *,
     executor: Executor | None = None,
     on_progress: OnProgress = lambda run, step, loss: None,
+    trackers: Sequence[Tracker] = (),
 ) -> Iterator[Record]:
     """The records of a study as they finish; those that are already on disk come first.
 
@@ -63,24 +68,41 @@ def run_study(
         call ``posenc.study.workers.one_thread`` first.
     on_progress
         Called with ``(run, step, loss in bits)`` during training. Steps of fine-tuning count on.
+    trackers
+        Are told the same and more, and every record; see ``Tracker``.
 
     A run that fails is a record with ``status`` ``"failed"``, and is tried again the next time.
     With a sweep, its values are tried first; their records stay on disk.
     Workers import the main module anew, so a script guards its own by ``__name__ == "__main__"``.
     """
-    tried, untried = plan_tuning(study, corpus)
-    tried += compute(study, untried, executor=executor, on_progress=on_progress)
-    kept, missing = plan(study, corpus, tried)
-    yield from kept
-    yield from compute(study, missing, executor=executor, on_progress=on_progress)
+    tracker = Trackers(trackers)
+
+    def log(run: Run, step: int, values: Mapping[str, float]) -> None:
+        on_progress(run, step, values["loss"])
+        tracker.log(run, step, values)
+
+    def computed(runs: Sequence[Run]) -> Iterator[Record]:
+        for record in compute(study, runs, executor=executor, log=log):
+            tracker.finish(record)
+            yield record
+
+    try:
+        tried, untried = plan_tuning(study, corpus)
+        tried += computed(untried)
+        kept, missing = plan(study, corpus, tried)
+        yield from kept
+        yield from computed(missing)
+    finally:
+        tracker.close()
 
 
 def plan(
-    study: Study, corpus: Corpus | None, tried: Sequence[Record] = ()
+    study: Study, corpus: Corpus | None, tried: Sequence[Record] = (), *, writes: bool = True
 ) -> tuple[list[Record], list[Run]]:
     """The records that are already on disk, and the runs that are missing.
 
-    ``tried`` are the records of a sweep, whose choices the runs then have.
+    ``tried`` are the records of a sweep, whose choices the runs then have. Unless ``writes``, no
+    folder is made.
     """
     backend = choose_backend(study.backend)
     by_run = {record["run"]: record for record in tried}
@@ -89,15 +111,21 @@ def plan(
         values = choose(tuning, [by_run[run.digest()] for run in trials])
         chosen.setdefault(tuning.key, {}).update(dict.fromkeys(tuning.labels, values))
     every = study.runs(corpus, backend, chosen)
+    if not writes:
+        home = Path(study.out, weights.FOLDER) if study.keep_weights else None
+        return _on_disk(Path(study.out, RUNS), every, home)
     return _on_disk(runs_folder(study), every, weights_folder(study))
 
 
-def plan_tuning(study: Study, corpus: Corpus | None) -> tuple[list[Record], list[Run]]:
+def plan_tuning(
+    study: Study, corpus: Corpus | None, *, writes: bool = True
+) -> tuple[list[Record], list[Run]]:
     """The records of a sweep that are already on disk, and its runs that are missing."""
     if not study.tunings:
         return [], []
     trials = study.trials(corpus, choose_backend(study.backend))
-    return _on_disk(runs_folder(study, TUNING), [run for _, each in trials for run in each])
+    folder = runs_folder(study, TUNING) if writes else Path(study.out, TUNING)
+    return _on_disk(folder, [run for _, each in trials for run in each])
 
 
 def _on_disk(
@@ -129,9 +157,11 @@ def compute(
     missing: Sequence[Run],
     *,
     executor: Executor | None = None,
-    on_progress: OnProgress = lambda run, step, loss: None,
+    log: Log = lambda run, step, values: None,
 ) -> Iterator[Record]:
     """Records of the missing runs as they finish, each kept on disk at once.
+
+    ``log`` is called during training, as that of a ``Tracker``.
 
     A worker that is killed takes the others with it. New ones then go on with what is left, from
     the checkpoints, unless workers die again and no run has finished between.
@@ -151,11 +181,12 @@ def compute(
             lost: list[Run] = []
             with _pool(study, jobs(left), executor) as (pool, scratch):
                 trial = pool.submit(why_none_can_train, left[0], scratch, study.keep_weights)
-                where = (study.text, str(folder), scratch, None if home is None else str(home))
+                files = study.tokens or study.text
+                where = (files, str(folder), scratch, None if home is None else str(home))
                 pending = {_begin(pool, job, *where): job for job in jobs(left)}
                 try:
                     _check_trial(trial)
-                    lost = yield from _collect(pending, folder, home, on_progress)
+                    lost = yield from _collect(pending, folder, home, log)
                 finally:
                     if executor is not None:  # the caller's executor outlives the study
                         for future in pending:
@@ -217,7 +248,12 @@ def work(
     """
     home = None if weights_home is None else Path(weights_home)
     desk = Desk(job[0], Path(folder), home)
-    return work_at(desk, job, lambda: read_corpus(tuple(text)), scratch)
+    size = job[0].vocabulary_size
+
+    def corpus() -> Corpus:
+        return read_tokens(tuple(text), size) if size else read_corpus(tuple(text))
+
+    return work_at(desk, job, corpus, scratch)
 
 
 def work_at(
@@ -225,9 +261,10 @@ def work_at(
 ) -> list[Record]:
     """``work`` with what it makes put on ``desk``; ``text`` is called for the task of that name."""
     records: list[Record] = []
+    usage = Usage(job[0])
 
     def report(step: int, loss: float) -> None:
-        desk.report(len(records), step, loss)
+        desk.report(len(records), step, {"loss": loss, **usage.since_last(step)})
 
     try:
         corpus = text() if job[0].task == TEXT else None
@@ -274,11 +311,11 @@ def _collect(
     pending: dict[Future[list[Record]], tuple[Run, ...]],
     folder: Path,
     home: Path | None,
-    on_progress: OnProgress,
+    log: Log,
 ) -> Generator[Record, None, list[Run]]:
     """Records as they come; in the end, the runs that were lost with a pool of processes."""
     lost: list[Run] = []
-    reported: dict[Path, tuple[int, int, float]] = {}
+    reported: dict[Path, _Progress] = {}
     files = {future: _progress_file(folder, job[0]) for future, job in pending.items()}
     while pending:
         for future in [f for f in pending if f.done()]:
@@ -306,8 +343,8 @@ def _collect(
             progress = _read_progress(path)
             if progress is not None and reported.get(path) != progress:
                 reported[path] = progress
-                of_run, step, loss = progress
-                on_progress(job[of_run], step, loss)
+                of_run, step, values = progress
+                log(job[of_run], step, values)
         time.sleep(_POLL)
     return lost
 
@@ -336,13 +373,12 @@ def _keep(path: Path, record: Record) -> Record:
     return record
 
 
-def _read_progress(path: Path) -> tuple[int, int, float] | None:
-    """Which run of a job it is, and its step and loss."""
+def _read_progress(path: Path) -> _Progress | None:
     try:
-        of_run, step, loss = json.loads(path.read_text())
+        of_run, step, values = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return of_run, step, loss
+    return of_run, step, values
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,14 @@ from posenc.study.identity import fingerprint
 from posenc.study.models import model_name
 from posenc.study.recipe import Recipe, option
 from posenc.study.run import Run
+from posenc.study.scales import SCALES, VOCABULARY, check_scale
 from posenc.study.specs import ALL, Plans, expand
 from posenc.study.sweeps import SEED, Tuning, Values, axes_of, tunings, with_values
 from posenc.study.tasks.catalogue import TEXT
 from posenc.study.tasks.catalogue import expand as expand_tasks
 from posenc.study.tasks.task import Task
+from posenc.study.token_file import from_tokens
+from posenc.study.trackers import check_names
 
 _AUTO = ("auto",)
 _WINDOWED = ("rope",)  # a label of the default study, not an ability of a scheme
@@ -62,6 +65,14 @@ class Study(Recipe):
     )  # fmt: skip
     seeds: int = option(3, "number of seeds, 0 .. N - 1")
     baseline: str = option("", "scheme that the others are compared with; default: the first")
+    scale: str = option(
+        "", "gpu or small: a set of options for what is not given, with tokens of a file; small "
+        "tries on a CPU what gpu does"
+    )  # fmt: skip
+    tokens: tuple[str, ...] = option(
+        (), "file of tokens to train on in place of text, .bin of 16-bit integers (nanoGPT) or "
+        ".npy, and one that is held out; default: its last tenth",
+    )  # fmt: skip
     text: tuple[str, ...] = option((), "files to train on; default: Python's standard library")
     windowed: tuple[str, ...] = option(
         _AUTO,
@@ -75,9 +86,14 @@ class Study(Recipe):
         "", "train on the workers of a Dask scheduler, tcp://host:port; default: processes here"
     )
     out: str = option("posenc-compare", "folder of the results")
+    tracker: tuple[str, ...] = option(
+        (), "where progress also goes: tensorboard, wandb-offline, or one of your own, "
+        "module:function; default: nowhere",
+    )  # fmt: skip
     keep_weights: bool = option(False, "keep the trained weights of every run, in OUT/weights")
 
     def __post_init__(self) -> None:
+        self._set_scale()
         object.__setattr__(self, "model", model_name(self.model))
         if isinstance(self.task, str):
             object.__setattr__(self, "task", (self.task,))
@@ -92,15 +108,17 @@ class Study(Recipe):
             for name, value in vars(next(iter(self.recipes.values()))).items():
                 if name != "task":
                     object.__setattr__(self, name, value)
-        for name in ("text", "windowed"):
-            if getattr(self, name) not in ((), _AUTO) and not self._of_text:
+        for name in ("text", "windowed", "tokens", "scale"):
+            if getattr(self, name) not in ((), "", _AUTO) and not self._of_text:
                 raise ValueError(f"{name} is for the task text, which is none of: {self._tasks()}")
+        self._check_tokens()
         check_count("seeds", self.seeds)
         check_count("sweep_seeds", self.sweep_seeds)
         if self.sweep_seeds > 1 and not self.sweep:
             raise ValueError(f"sweep_seeds={self.sweep_seeds} needs sweep, which is empty")
         check_count("workers", self.workers, least=0)
         self._check_scheduler()
+        check_names(self.tracker)
         if not self.schemes:
             raise ValueError("schemes is empty; name at least one of `posenc list`")
         labels = list(self.schemes)
@@ -128,6 +146,41 @@ class Study(Recipe):
         if self.scheduler and self.workers:
             raise ValueError(
                 f"workers={self.workers} is for processes here; a scheduler has its own workers"
+            )
+        if self.scheduler and self.tokens:
+            raise ValueError(
+                "tokens are read from files of this machine, which a scheduler's workers lack; "
+                "give text, or leave out scheduler"
+            )
+
+    def _set_scale(self) -> None:
+        """Give the scale's values to the options that are left at their defaults."""
+        check_scale(self.scale)
+        if not self.scale:
+            return
+        settings = dict(SCALES[self.scale])
+        if self.tokens:
+            settings["vocabulary_size"] = VOCABULARY
+        for item in fields(self):
+            if item.name in settings and getattr(self, item.name) == item.default:
+                object.__setattr__(self, item.name, settings[item.name])
+
+    def _check_tokens(self) -> None:
+        """A file of tokens needs a vocabulary, and a scale one of them."""
+        if self.tokens and self.text:
+            raise ValueError("give text or tokens, not both")
+        sizes = {recipe.vocabulary_size for recipe in self._of_text}
+        if self.tokens and 0 in sizes:
+            raise ValueError(
+                f"tokens needs vocabulary_size, which is 0; GPT-2's is 50257, and {VOCABULARY} is "
+                "the next multiple of 64"
+            )
+        if not self.tokens and sizes - {0}:
+            raise ValueError(f"vocabulary_size={max(sizes)} needs tokens, which is empty")
+        if self.scale and not (self.tokens or self.text):
+            raise ValueError(
+                f"scale={self.scale!r} needs tokens, such as the files train.bin and val.bin that "
+                "nanoGPT's data/openwebtext/prepare.py makes, or files of text"
             )
 
     def _check_lengths(self) -> None:
@@ -200,7 +253,10 @@ class Study(Recipe):
         """The text, checked to be large enough; None if no task reads it."""
         if not self._of_text:
             return None
-        corpus = read_corpus(self.text)
+        if self.tokens:
+            corpus = read_tokens(self.tokens, self._of_text[0].vocabulary_size)
+        else:
+            corpus = read_corpus(self.text)
         for one in self._of_text:
             of_training = max(one.train_len, one.finetune_len or 0)
             check_size(corpus, train_len=of_training, longest=one.longest, windows=one.eval_windows)
@@ -257,7 +313,7 @@ class Study(Recipe):
             scheme=scheme,
             label=label,
             seed=0,
-            text=tuple(str(Path(p).resolve()) for p in self.text) if text else (),
+            text=tuple(str(Path(p).resolve()) for p in self.tokens or self.text) if text else (),
             data=task.digest,
             windowed=recipe.task == TEXT and self.is_windowed(label),
             backend=backend,
@@ -270,6 +326,12 @@ class Study(Recipe):
 def read_corpus(text: tuple[str, ...]) -> Corpus:
     """The user's files, or the standard library; kept for the next run of this process."""
     return from_files([Path(p) for p in text]) if text else standard_library()
+
+
+@functools.lru_cache(maxsize=1)
+def read_tokens(files: tuple[str, ...], vocabulary: int) -> Corpus:
+    """The user's files of tokens; kept likewise."""
+    return from_tokens(files, vocabulary)
 
 
 def _check_scheme(label: str, recipe: Recipe) -> None:

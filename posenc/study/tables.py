@@ -16,6 +16,7 @@ from posenc.study.columns import align
 from posenc.study.effective import NOLIMA, effective_length
 from posenc.study.history import mean_norm
 from posenc.study.outcomes import texts
+from posenc.study.results import worded
 from posenc.study.statistics import (
     BEFORE,
     SORTED_FROM,
@@ -189,7 +190,7 @@ def settings(summary: Summary, records: Records) -> list[str]:
             "over them."
         )
     if stride := config.get("stride"):
-        lines.append(f"Sliding windows advance by {stride} bytes.")
+        lines.append(worded(f"Sliding windows advance by {stride} bytes.", records))
     return [*lines, *finetuning(summary, records)]
 
 
@@ -269,7 +270,7 @@ def caption(records: Records, summary: Summary | None = None) -> str:
     if len({record["scheme"] for record in records}) >= SORTED_FROM:
         note += " Rows are sorted by the loss at the longest length of non-overlapping windows."
     tuned = f" {said}" if summary and (said := tuned_caption(summary)) else ""
-    return f"Bits per byte, lower is better; {entry}.{tuned}{note}"
+    return worded(f"Bits per byte, lower is better; {entry}.", records) + f"{tuned}{note}"
 
 
 def tuned(summary: Summary) -> list[str]:
@@ -327,7 +328,8 @@ def _loss_table(summary: Summary, records: Records, protocol: str) -> Table | No
         rows.append((line.label, *cells))
     heads = [length_label(length, summary["config"]["train_len"]) for length in at]
     lines = series(records, protocol, row_order(records, summary))
-    return Table(PROTOCOLS[protocol], ["scheme", *heads], rows, frozenset(minor), lowest(lines, at))
+    title = worded(PROTOCOLS[protocol], records)
+    return Table(title, ["scheme", *heads], rows, frozenset(minor), lowest(lines, at))
 
 
 def lowest(lines: Sequence[Series], at: Sequence[int]) -> frozenset[tuple[int, int]]:
@@ -386,7 +388,7 @@ def difference_tables(summary: Summary, records: Records) -> list[Table]:
             for name in dict.fromkeys(name for one in reversed(by_length) for name in one)
         ]
         if rows:
-            tables.append(Table(title, columns, rows))
+            tables.append(Table(worded(title, records), columns, rows))
     return tables
 
 
@@ -429,6 +431,7 @@ def growth_table(summary: Summary, records: Records, protocol: str) -> Table | N
         change, p, verdict = _verdict_cells(difference)
         rows.append((name, change, p, GROWTH.get(verdict, verdict)))
     title = f"Each scheme against itself, from {' to '.join(map(str, ends))} bytes of context"
+    title = worded(title, records)
     return Table(title, ["scheme", "change", "p", "verdict"], rows) if rows else None
 
 

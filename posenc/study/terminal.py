@@ -21,6 +21,7 @@ from posenc.study.comparisons import comparisons_csv
 from posenc.study.corpus import Corpus, printable
 from posenc.study.estimate import estimate
 from posenc.study.identity import posenc_digest
+from posenc.study.live import LiveLine
 from posenc.study.origin import command, commit, cores, processor
 from posenc.study.outcomes import has_text, outcomes, tasks, text_records
 from posenc.study.outputs import check_folder, holds_results, publish, task_file
@@ -31,6 +32,7 @@ from posenc.study.report import study_markdown, study_text, write_report
 from posenc.study.results import Record, seconds, write_tables, write_whole
 from posenc.study.run import Run
 from posenc.study.runner import (
+    Log,
     compute,
     jobs,
     plan,
@@ -48,9 +50,11 @@ from posenc.study.sweeps import SEED
 from posenc.study.task_plots import task_picture
 from posenc.study.task_tables import tasks_csv
 from posenc.study.tasks.catalogue import TEXT
+from posenc.study.trackers import Tracker, Trackers, make_trackers
 from posenc.study.trainer import choose_backend
 
 _EVERY, _SHARE = 5.0, 0.02  # least seconds between progress lines, also as a share of all
+_NONE: Mapping[str, float] = {}
 _INDENT, _SHORTEST = " " * 8, 12  # characters; a shortened name keeps at least 12
 
 
@@ -62,27 +66,35 @@ def compare(study: Study) -> int:
     """
     check_folder(Path(study.out))
     backend, corpus = choose_backend(study.backend), study.corpus()
+    tracker = Trackers(make_trackers(study.tracker, Path(study.out)))
     tried, untried = plan_tuning(study, corpus)
     records, missing = plan(study, corpus, () if untried else tried)
-    progress = Progress(study, len(records), print, trainings=len(jobs(missing)))
-    progress.header(corpus, backend, _estimate(study, [*untried, *missing]))
+    live = LiveLine()
+    new = partial(Progress, study, write=live.print, show=live.show)
+    progress = new(len(records), trainings=len(jobs(missing)))
+    progress.header(corpus, backend, estimated(study, [*untried, *missing]))
     if again := without_weights(study, () if untried else missing):
         print(f"{again} finished runs are run again: their weights are missing")
     status, runs = 0, _digests(tried, untried)
     try:
         if untried:
             records = []  # those on disk are not tuned
-            _tune(study, tried, untried)
+            _tune(study, tried, untried, tracker, new)
             records, missing = plan(study, corpus, tried)
-            progress = Progress(study, len(records), print, trainings=len(jobs(missing)))
+            progress = new(len(records), trainings=len(jobs(missing)))
         progress.kept()
         runs += _digests(records, missing)
-        for record in compute(study, missing, on_progress=progress.step):
+        for record in compute(study, missing, log=_both(progress, tracker)):
             progress.result(record)
+            tracker.finish(record)
             records.append(record)
     except KeyboardInterrupt as stop:
         status = exit_status(stop)
+        live.clear()
         print("\nstopped; the same command continues from here")
+    finally:
+        live.clear()
+        tracker.close()
     summary = _summary(study, corpus, backend, records, tried if records else ())
     write_all(Path(study.out), summary, _sort(study, records), runs)
     if study.keep_weights and any(record["status"] == "ok" for record in records):
@@ -95,19 +107,31 @@ def _digests(records: Records, missing: Sequence[Run]) -> list[str]:
     return [record["run"] for record in records] + [run.digest() for run in missing]
 
 
-def _tune(study: Study, tried: list[Record], untried: Sequence[Run]) -> None:
+def _tune(
+    study: Study, tried: list[Record], untried: Sequence[Run], tracker: Tracker,
+    new: Callable[..., Progress],
+) -> None:  # fmt: skip
     """Carry out the runs of a sweep that are missing, and add their records."""
     total = len(tried) + len(untried)
-    progress = Progress(study, len(tried), print, trainings=len(jobs(untried)), total=total)
+    progress = new(len(tried), trainings=len(jobs(untried)), total=total)
     seeds = f"seed {SEED}"
     if study.sweep_seeds > 1:
         seeds = f"seeds {SEED} to {SEED + study.sweep_seeds - 1}"
     print(f"tuning: {total} runs of {seeds}, then the study with the values of the lowest loss")
     progress.kept()
-    for record in compute(study, untried, on_progress=progress.step):
+    for record in compute(study, untried, log=_both(progress, tracker)):
         progress.result(record)
+        tracker.finish(record)
         tried.append(record)
     print("tuned; now the study")
+
+
+def _both(progress: Progress, tracker: Tracker) -> Log:
+    def log(run: Run, step: int, values: Mapping[str, float]) -> None:
+        progress.step(run, step, values["loss"], values)
+        tracker.log(run, step, values)
+
+    return log
 
 
 def write_results(study: Study, records: Sequence[Record]) -> str:
@@ -135,7 +159,7 @@ def write_results(study: Study, records: Sequence[Record]) -> str:
     summary = _summary(study, corpus, backend, records, tried)
     chosen = _sort(study, records)
     publish(Path(study.out), summary, chosen, runs, partial(_render, summary, chosen))
-    return study_text(summary, chosen, _width())
+    return study_text(summary, chosen, width())
 
 
 def _summary(
@@ -151,7 +175,7 @@ def _summary(
     return escaped
 
 
-def _estimate(study: Study, missing: Sequence[Run]) -> float | None:
+def estimated(study: Study, missing: Sequence[Run]) -> float | None:
     """Seconds that the missing runs take; None where they train on no processor of this machine."""
     if study.device not in ("auto", "cpu") or study.scheduler or not missing:
         return None
@@ -186,11 +210,12 @@ def describe(study: Study, corpus: Corpus | None, backend: str, wall: float) -> 
 
 
 def _about_text(corpus: Corpus) -> dict[str, Any]:
+    unit = "bytes" if isinstance(corpus.train, bytes) else "tokens"
     return {
         "name": corpus.name,
         "sha256": corpus.sha256,
-        "train_bytes": len(corpus.train),
-        "validation_bytes": len(corpus.validation),
+        f"train_{unit}": len(corpus.train),
+        f"validation_{unit}": len(corpus.validation),
         "train_files": corpus.train_files,
         "validation_files": corpus.validation_files,
     }
@@ -232,6 +257,7 @@ class Progress:
     """Prints lines about a running study: at its start, during runs, at the end of each run.
 
     ``trainings`` is the number of trainings that the missing runs need, by default one each.
+    ``show`` replaces the last line of a terminal; without it, runs that go on are lines too.
     """
 
     def __init__(
@@ -242,8 +268,9 @@ class Progress:
         *,
         trainings: int | None = None,
         total: int | None = None,
+        show: Callable[[str], None] | None = None,
     ) -> None:
-        self._study, self._print = study, write
+        self._study, self._print, self._show = study, write, show
         self._total = total or len(study.recipes) * len(study.labels) * study.seeds
         self._steps_each = mean(recipe.steps for recipe in study.recipes.values())
         self._kept = self._done = kept
@@ -252,6 +279,7 @@ class Progress:
         self._last_line: float | None = None
         self._first: tuple[float, int] | None = None  # time and steps of the first report
         self._steps: dict[tuple[str, str, str], int] = {}
+        self._usage: dict[tuple[str, str, str], Mapping[str, float]] = {}  # of runs that go on
         self._trained: dict[str, float] = {}  # seconds by training
         self._scored: list[float] = []  # seconds of runs
         self._failed = 0
@@ -260,10 +288,13 @@ class Progress:
         """Print what the study will do, and an estimate of how long that takes here."""
         study = self._study
         if corpus is not None:
+            unit = "MB" if isinstance(corpus.train, bytes) else "M tokens"
             self._print_wrapped(
-                f"{corpus.name}: {len(corpus.train) / 1e6:.1f} MB to train, "
-                f"{len(corpus.validation) / 1e6:.1f} MB held out (sha256 {corpus.sha256[:12]})"
+                f"{corpus.name}: {len(corpus.train) / 1e6:.1f} {unit} to train, "
+                f"{len(corpus.validation) / 1e6:.1f} {unit} held out (sha256 {corpus.sha256[:12]})"
             )
+        if study.scale:
+            self._print_wrapped(f"scale {study.scale}: {command(study)}")
         start = f"{len(study.labels)} schemes x {study.seeds} seeds with {backend}"
         parts = {label: _sizes(recipe) for label, recipe in study.recipes.items()}
         if len(parts) == 1:
@@ -276,7 +307,7 @@ class Progress:
             for label, sizes in parts.items():
                 self._print_wrapped(f"{label}: {sizes}")
         if seconds is not None:
-            self._print(f"at most about {_duration(seconds)} on this machine, by estimate")
+            self._print(f"at most about {duration(seconds)} on this machine, by estimate")
         sys.stdout.flush()
 
     def kept(self) -> None:
@@ -287,24 +318,31 @@ class Progress:
             self._print(f"{self._kept} of {self._total} runs are kept from before")
         sys.stdout.flush()
 
-    def step(self, run: Run, step: int, loss: float) -> None:
-        """Print the progress of a run, less often the longer the study takes."""
+    def step(self, run: Run, step: int, loss: float, usage: Mapping[str, float] = _NONE) -> None:
+        """Show the progress of a run; as lines, less often the longer the study takes."""
         now = time.perf_counter()
         key = self._study.key(run.task, run.train_len)
         which = _which(run.seed, dict(run.tuning))
         place = key, run.label, which
         # Fine-tuning adds no steps of training, whichever run of a training it is of.
         self._steps[place] = step if step <= run.steps else self._steps.get(place, 0)
+        self._usage[place] = usage
         if self._first is None:
             self._first = now, sum(self._steps.values())
-        pause = max(_EVERY, _SHARE * (now - self._begin))
+        pause = 0.0 if self._show else max(_EVERY, _SHARE * (now - self._begin))
         if self._last_line is None or now - self._last_line >= pause:
             self._last_line = now
-            at, left = _stage(run, step), self._time_left(now)
+            at, left, used = _stage(run, step), self._time_left(now), self._used()
             unit = f"bits/{self._study.recipes[key].of_task.answers}"
-            forms = [f"{at}, {loss:.2f} {unit}{left}", f"{at}{left}", at]
+            loss_at = f"{at}, {loss:.2f} {unit}"
+            forms = [f"{loss_at}{''.join(used[:n])}{left}" for n in range(len(used), -1, -1)]
+            forms += [f"{at}{left}", at]
             name = self._name(key, run.label)
-            self._print(_line(_INDENT, name, [f"{which}: {form}" for form in forms]))
+            line = [f"{which}: {form}" for form in forms]
+            if self._show:
+                self._show(_line(self._count(self._done), name, line))
+            else:
+                self._print(_line(_INDENT, name, line))
             sys.stdout.flush()
 
     def result(self, record: Record) -> None:
@@ -314,7 +352,8 @@ class Progress:
         scheme, which = record["scheme"], _which(record["seed"], tuning)
         key = self._study.key(task, record.get("train_len"))
         self._steps.pop((key, scheme, which), None)
-        count = f"[{self._done:{len(str(self._total))}}/{self._total}] "
+        self._usage.pop((key, scheme, which), None)
+        count = self._count(self._done)
         name = self._name(key, scheme)
         if record["status"] != "ok":
             self._failed += 1
@@ -339,6 +378,17 @@ class Progress:
         self._last_line = time.perf_counter()
         sys.stdout.flush()
 
+    def _count(self, done: int) -> str:
+        return f"[{done:{len(str(self._total))}}/{self._total}] "
+
+    def _used(self) -> list[str]:
+        """Tokens per second and memory of all runs that go on, as far as they are known."""
+        now = [usage for usage in self._usage.values() if usage]
+        speed = sum(usage["tokens_per_second"] for usage in now)
+        memory = sum(usage["memory"] for usage in now)
+        shown = [f"{number(speed)} tokens/s"] * (speed > 0) + [f"{number(memory)}B"] * (memory > 0)
+        return [f", {each}" for each in shown]
+
     def _name(self, key: str, scheme: str) -> str:
         """The scheme, after the task and length if there are several."""
         return scheme if len(self._study.recipes) == 1 else f"{key} {scheme}"
@@ -349,7 +399,7 @@ class Progress:
 
     def _print_wrapped(self, text: str) -> None:
         wrapper = textwrap.TextWrapper(break_long_words=False, break_on_hyphens=False)
-        wrapper.width, wrapper.subsequent_indent = _width(), "  "
+        wrapper.width, wrapper.subsequent_indent = width(), "  "
         self._print(wrapper.fill(text))
 
     def _time_left(self, now: float) -> str:
@@ -363,13 +413,13 @@ class Progress:
             done = trained * train + (len(self._scored) + self._failed) * score
             whole = self._trainings * train + (self._total - self._kept) * score
             seconds = (now - self._begin) * max(0.0, whole - done) / done
-            return f", about {_duration(seconds)} left"
+            return f", about {duration(seconds)} left"
         # The time for scoring is unknown before a run has finished, so this counts steps only.
         then, before = self._first or (now, stepped)
         steps = self._trainings * self._steps_each - stepped
         if stepped <= before or steps <= 0:
             return ""
-        return f", more than {_duration(steps * (now - then) / (stepped - before))} left"
+        return f", more than {duration(steps * (now - then) / (stepped - before))} left"
 
 
 def _which(seed: int, tuning: Mapping[str, float]) -> str:
@@ -390,7 +440,7 @@ def _stage(run: Run, step: int) -> str:
 def _sizes(recipe: Recipe) -> str:
     """The model, training and lengths of a task."""
     lengths = ", ".join(map(str, recipe.eval_lens))
-    what = "bytes" if recipe.task == TEXT else "tokens"
+    what = "bytes" if recipe.task == TEXT and not recipe.vocabulary_size else "tokens"
     steps = f"{recipe.steps} steps of {recipe.batch_size} x {recipe.train_tokens} {what}"
     if recipe.finetune_steps:
         tuning = recipe.finetuning()
@@ -401,7 +451,7 @@ def _sizes(recipe: Recipe) -> str:
 
 def _line(start: str, name: str, forms: Sequence[str]) -> str:
     """One line: ``start``, the name, shortened if needed, and the first of ``forms`` that fits."""
-    room = _width() - len(start)
+    room = width() - len(start)
     fitting = [form for form in forms if min(len(name), _SHORTEST) + len(form) <= room]
     end = [*fitting, forms[-1]][0]
     return start + shorten(name, max(_SHORTEST, room - len(end))) + end
@@ -416,13 +466,23 @@ def _shorter_forms(losses: list[str]) -> list[str]:
     return forms
 
 
-def _duration(seconds: float) -> str:
+def number(value: float) -> str:
+    """Two or three digits and a power of a thousand: ``61 k``, ``1.2 G``."""
+    powers = (" ", " k", " M", " G", " T", " P")
+    power = 0
+    while value >= 999.5 and power < len(powers) - 1:
+        value, power = value / 1000, power + 1
+    return f"{value:.{0 if value >= 9.95 or not power else 1}f}{powers[power].rstrip()}"
+
+
+def duration(seconds: float) -> str:
+    """A time to two digits or so."""
     if seconds > 5400:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
 
 
-def _width() -> int:
+def width() -> int:
     """Columns of the terminal; 80 without a terminal."""
     return max(40, shutil.get_terminal_size().columns)
 
@@ -441,7 +501,7 @@ def write_all(out: Path, summary: dict[str, Any], records: list[Record], runs: l
     if earlier is not None:
         print(f"the files of an earlier study are now in {earlier}")
     if succeeded:
-        print(f"\n{study_text(summary, records, _width())}")
+        print(f"\n{study_text(summary, records, width())}")
     print(f"\n{summary['wall_seconds']:.0f} s; wrote")
     for name in names:
         print(f"  {out / name}")

@@ -25,10 +25,14 @@ class Trainer(Protocol):
 
     Attributes
     ----------
+    computes
+        Optional: names of the recipe's options ``dtype``, ``accumulate`` and ``compile`` that the
+        trainer follows; of others, only the plain value is accepted.
     gradient_norms
         Optional: the norms before clipping ``(n,)`` of the steps of the last ``train``.
     """
 
+    computes: tuple[str, ...]
     gradient_norms: Integers
 
     def __init__(self, decoder: Decoder, device: str, scratch: Path | None = None) -> None:
@@ -81,6 +85,11 @@ class Trainer(Protocol):
 
     def load_state(self, state: Weights) -> None:
         """Optional: go on from a ``state`` of the same decoder, bit for bit as if never stopped."""
+        ...
+
+    @staticmethod
+    def device_memory() -> int:
+        """Optional: the most bytes of the accelerator so far; 0 if there is none."""
         ...
 
     def versions(self) -> dict[str, str]:

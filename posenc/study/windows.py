@@ -9,9 +9,10 @@ import numpy as np
 from posenc.positions.integers import randomised
 
 Tokens = np.ndarray[Any, Any]
+Data = bytes | Tokens  # of a text, or of a mapped file
 
 
-def training_starts(data: bytes, *, seed: int, steps: int, batch_size: int, length: int) -> Tokens:
+def training_starts(data: Data, *, seed: int, steps: int, batch_size: int, length: int) -> Tokens:
     """Starts of the training windows, ``(steps, batch_size)``; they depend on the seed only."""
     rng = np.random.default_rng([seed, 2])
     return rng.integers(0, len(data) - length, size=(steps, batch_size))
@@ -27,22 +28,22 @@ def training_positions(reach: int, *, seed: int, steps: int, length: int) -> Tok
     return randomised(np.random.default_rng([seed, 3]), length, reach, batch=steps)
 
 
-def cut(data: bytes, starts: Tokens, length: int) -> Tokens:
+def cut(data: Data, starts: Tokens, length: int) -> Tokens:
     """Windows ``starts.shape + (length + 1,)``: ``length`` inputs, each with its next byte."""
-    text = np.frombuffer(data, dtype=np.uint8)
-    return text[starts[..., None] + np.arange(length + 1)]
+    text = np.frombuffer(data, dtype=np.uint8) if isinstance(data, bytes) else data
+    return np.asarray(text[starts[..., None] + np.arange(length + 1)])
 
 
-def held_out_stretches(data: bytes, *, count: int, longest: int) -> Tokens:
+def held_out_stretches(data: Data, *, count: int, longest: int) -> Tokens:
     """``count`` evenly spaced stretches of the held-out text, ``(count, longest + 1)``."""
     return cut(data, _starts(data, count, longest), longest)
 
 
-def _starts(data: bytes, count: int, longest: int) -> Tokens:
+def _starts(data: Data, count: int, longest: int) -> Tokens:
     return np.linspace(0, len(data) - longest - 1, count).astype(np.int64)
 
 
-def between_stretches(data: bytes, *, count: int, longest: int, length: int) -> Tokens:
+def between_stretches(data: Data, *, count: int, longest: int, length: int) -> Tokens:
     """Stretches ``(N, L + 1)`` of the held-out text apart from ``held_out_stretches``.
 
     They share no byte. One lies in the middle of each gap. ``L`` is the largest multiple of

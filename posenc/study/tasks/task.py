@@ -67,6 +67,7 @@ class Task(Declared):
         "train_len": 16, "multiples": (1, 2, 4), "steps": 1000, "batch_size": 64, "layers": 2,
         "dim": 64, "heads": 4, "learning_rate": 3e-3, "position_lr_scale": 10.0, "warmup": 50,
         "weight_decay": 0.01, "clip": 1.0, "eval_windows": 256, "random_positions": 0,
+        "dtype": "float32", "accumulate": 1, "compile": False, "vocabulary_size": 0,
     }  # fmt: skip
     """Defaults of the study's options; a class names those that differ from its base's.
     ``multiples`` of ``train_len`` are the lengths of evaluation."""

@@ -106,6 +106,20 @@ class Text(
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class TokenText(Text, answers="token"):
+    """Text in tokens of a file, with ids below ``size``."""
+
+    size: int = field(default=0, metadata={"option": False})
+
+    @property
+    def vocabulary(self) -> int:
+        return self.size
+
+    def word(self, token: int) -> str:
+        return str(token)
+
+
 def _losses(
     recipe: Recipe,
     stretches: windows.Tokens,
