@@ -14,6 +14,7 @@ from wrong_schemes import Decay, Ours, length
 
 import posenc
 from posenc import ParamSpec, PositionScheme
+from posenc.contract.params import float_dtype
 from posenc.schemes import Chunk, DualChunk, LogScale, ReRoPE, Shaw, Sink, Sum
 from posenc.schemes.rope import rotate
 from posenc.testing.examples import HEAD_DIM, HEADS, Fading, Level, Tide, uniform
@@ -167,6 +168,46 @@ class AcrossQueries(Adjusting):
     def means(self, scores, q, k, visible, xp):
         own = super().means(scores, q, k, visible, xp)
         return xp.mean(own, axis=-2, keepdims=True) + 0 * own
+
+
+# Wrong decays of channels.
+
+
+@dataclass(frozen=True)
+class Fall(PositionScheme):
+    """Right, to begin with: each channel falls with distance."""
+
+    rate: float = 0.01
+
+    def channel_decay(self, q, k, *, params, xp):
+        return self.of(-self.rate * xp.astype(q - k, float_dtype(params, xp)), xp)
+
+    def of(self, fall, xp):
+        return fall
+
+
+@dataclass(frozen=True)
+class FallByPower(Fall):
+    """As a power of distance, which is no sum along the way."""
+
+    def of(self, fall, xp):
+        return -xp.log1p(xp.abs(fall))
+
+
+@dataclass(frozen=True)
+class Rise(Fall):
+    """Scores grow with distance."""
+
+    def of(self, fall, xp):
+        return -fall
+
+
+@dataclass(frozen=True)
+class FallEnding(Fall):
+    """Infinite far away."""
+
+    def of(self, fall, xp):
+        return xp.where(fall > -5000, fall, -xp.inf)
 
 
 # Wrong sinks, and factors of the bias.
@@ -461,6 +502,9 @@ WRONG: dict[str, PositionScheme] = {
     "adjusted_rows_may_be_long (64 queries)": ManyAdjusting(),
     "adjusted_rows_may_be_long (NaN far)": FarAdjusting(),
     "adjusted_rows_may_be_long (batch)": CrowdedAdjusting(),
+    "channel_decay_adds_up (power)": FallByPower(),
+    "channel_decay_adds_up (rising)": Rise(),
+    "channel_decay_adds_up (infinite)": FallEnding(),
     "sink_and_bias_factor_are_query_local (other queries)": SinkOfOthers(HEADS),
     "sink_and_bias_factor_are_query_local (64 queries)": SinkOfMany(HEADS),
     "sink_and_bias_factor_are_query_local (batch)": SinkOfBatch(HEADS),
@@ -538,6 +582,7 @@ RIGHT: dict[str, PositionScheme] = {
     "regions that meet further away": Meeting(near=100, far=101),
     "regions and chunks": Sum(ReRoPE(HEAD_DIM, window=100), Chunk(50)),
     "adjusted scores": Adjusting(),
+    "channels that fall": Fall(),
     "a sink of positions": Sinking(HEADS),
     "a sink around regions": Sink(DualChunk(HEAD_DIM, 256), HEADS, value=0.5),
     "steps of 1e4": Steps(),

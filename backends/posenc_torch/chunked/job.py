@@ -14,6 +14,7 @@ from torch import Tensor
 from posenc.backend import (
     Bounds,
     Call,
+    ChannelDecay,
     Tokens,
     as_column,
     as_row,
@@ -21,6 +22,7 @@ from posenc.backend import (
     bias_by_key,
     bias_tile,
     has_bias,
+    has_channel_decay,
     may_be_fully_masked,
     visible_by_distance,
     visible_pairs,
@@ -160,7 +162,8 @@ class Job(NamedTuple):
         """Attention of one part from its slices, and the log-sum-exp if the call needs it."""
         one = self.masked(part, tensors)
         if self.whole_scores:
-            out, lse = _attend_with_lse(self.call, *one)
+            decay = self._decay(part, tensors) if has_channel_decay(self.call.scheme) else None
+            out, lse = _attend_with_lse(self.call, *one, decay)
             return turned(out, tensors), turned(lse, tensors)
         return turned(masked_sdpa(*one, scale=self.call.scale), tensors), None
 
@@ -210,6 +213,16 @@ class Job(NamedTuple):
         mask = finite if mask is None else mask & finite
         return torch.where(finite, bias, 0.0), mask
 
+    def _decay(self, part: Part, tensors: Tensors) -> ChannelDecay:
+        """How the channels of a part's scores decay."""
+        call = self.call
+        query, key = call.query.select(part.queries), _keys_of(part, call.key)
+        return ChannelDecay(
+            call.scheme, call.xp, call.dtype, named(tensors, Axes.HEADS, Axes.NONE),
+            query.with_features(named(tensors, Axes.OF_QUERIES)),
+            key.with_features(named(tensors, Axes.OF_KEYS)),
+        )  # fmt: skip
+
     def _mask(self, part: Part) -> Tensor | None:
         """The visible pairs of a part; None if all pairs are visible."""
         call, mask = self.call, self.call.mask
@@ -246,14 +259,16 @@ def _keys_of(part: Part, side: Tokens) -> Tokens:
 
 
 def _attend_with_lse(
-    call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None,
+    decay: ChannelDecay | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of a part and its log-sum-exp from all of its scores, in the working dtype."""
     dtype, group = call.dtype, q.shape[1] // k.shape[1]
     q, k, v = (a.to(dtype) for a in (q, k, v))
     if group > 1:
         k, v = (a.repeat_interleave(group, dim=1) for a in (k, v))
-    scores = call.cap_scores((q * call.scale) @ k.mT)
+    q = q * call.scale
+    scores = call.cap_scores(q @ k.mT if decay is None else _decayed(decay, q, k))
     if bias is not None:
         scores = scores + bias
     if mask is not None:
@@ -268,8 +283,23 @@ def _attend_with_lse(
     return (weights / divisor) @ v, (row_max + divisor.log())[..., 0]
 
 
+def _decayed(decay: ChannelDecay, q: Tensor, k: Tensor) -> Tensor:
+    """Scores whose channels decay: anchored up to the first key that is not before all queries."""
+    before = decay.lies_before().all(dim=0)
+    count = len(before) if is_true(before.all()) else int(before.int().argmin())
+    first, last = slice(count), slice(count, None)
+    one, other = decay.select_keys(first).anchored(q, k[:, :, first])
+    scores = one @ other.mT
+    if count == len(before):
+        return scores
+    near = k[:, :, last]
+    return torch.cat([scores, decay.select_keys(last).apply(q @ near.mT, q, near)], dim=-1)
+
+
 def table_of(call: Call) -> Tensor | None:
     """The bias by distance, ``(H or 1, Q + K - 1)``; 0 for a mask by distance without a bias."""
+    if has_channel_decay(call.scheme):
+        return None  # which would turn the order of queries
     if has_bias(call.scheme) or call.extra_bias is not None or not call.in_order:
         return bias_by_distance(call)
     hides = call.causal or call.window is not None
@@ -281,7 +311,7 @@ def table_of(call: Call) -> Tensor | None:
 
 def _whole_scores(call: Call) -> bool:
     """Whether a part has to compute all of its scores itself, without SDPA."""
-    return call.needs_lse or call.softcap is not None
+    return call.needs_lse or call.softcap is not None or has_channel_decay(call.scheme)
 
 
 def _mask_is_by_distance(call: Call) -> bool:
