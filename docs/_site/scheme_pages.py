@@ -140,16 +140,8 @@ def index(rows: Sequence[catalogue_list.Row]) -> str:
 
 def _group(row: catalogue_list.Row) -> str:
     where = set(row.enters)
-    places = (
-        "whole rows",
-        "channel decay",
-        "regions",
-        "features",
-        "transform",
-        "bias",
-        "embedding",
-    )
-    for place in places:
+    rare = ("whole rows", "channel decay", "regions")
+    for place in (*rare, "features", "transform", "bias", "embedding"):
         if place in where:
             return next(title for title, group in _GROUPS if place in group)
     return _GROUPS[-1][0]

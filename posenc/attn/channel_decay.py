@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from array_api_compat import device
 
+from posenc.apply.feature_needs import summed_features
 from posenc.attn.segment_sums import in_order_of_positions
 from posenc.contract.params import Features, Params
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
@@ -86,9 +87,10 @@ class ChannelDecay:
         return replace(self, key=self.key.select(keys))
 
     def lies_before(self) -> Array:
-        """Which keys ``anchored`` serves, ``(B or 1, K)``: those that no query is before.
+        """Which keys ``anchored`` serves, ``(B or 1, K)``.
 
-        None if the queries have several segments.
+        Those at the first query or before it, and those of other segments, which no query sees; no
+        key if the queries have several segments.
         """
         xp, q_pos, k_pos = self.xp, _row(self.query.pos), _row(self.key.pos)
         before = k_pos <= xp.min(q_pos, axis=-1, keepdims=True)
@@ -109,7 +111,8 @@ class ChannelDecay:
     def _at(self, role: str) -> _At:
         """Tokens with an axis of channels, ``(B or 1, H or 1, L, M)``."""
         side: Tokens = getattr(self, role)
-        features = side.features or {}
+        # All that an anchor has of both: it stands for a query and for a key.
+        features = {name: (side.features or {})[name] for name in summed_features(self.scheme)}
         wide = {n: a if len(a.shape) == 4 else a[..., None] for n, a in features.items()}
         return _At(_row(side.pos)[..., None], wide)
 

@@ -252,9 +252,8 @@ class PositionScheme(Declared):
             either.
         params
             A per-head array ``(H, D)`` has shape ``(H, 1, ..., D)``, and one ``(H,)`` is
-            ``(H, 1, ..., 1)``. Features of queries are in ``params.query``, those of keys in
-            ``params.key``; their last axis is theirs, ``M`` or 1. Only ``cumulative`` ones are of
-            both.
+            ``(H, 1, ..., 1)``. ``params.query`` and ``params.key`` have the ``cumulative`` features
+            of both tokens; their last axis is ``M``, or 1.
 
         Returns
         -------
