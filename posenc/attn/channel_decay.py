@@ -82,9 +82,9 @@ class ChannelDecay:
         """The decay of every pair by its definition, ``(B or 1, H or 1, Q, K, D or 1)``."""
         return self._between(self._at("query").map(_with_keys), self._at("key").map(_with_queries))
 
-    def select_keys(self, keys: slice) -> ChannelDecay:
-        """The same of some of the keys."""
-        return replace(self, key=self.key.select(keys))
+    def select(self, queries: slice, keys: slice) -> ChannelDecay:
+        """The same of some of the queries and keys."""
+        return replace(self, query=self.query.select(queries), key=self.key.select(keys))
 
     def lies_before(self) -> Array:
         """Which keys ``anchored`` serves, ``(B or 1, K)``.

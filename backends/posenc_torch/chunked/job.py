@@ -28,6 +28,7 @@ from posenc.backend import (
     visible_pairs,
 )
 from posenc_torch.chunked import fused
+from posenc_torch.chunked.decay import decayed_scores
 from posenc_torch.chunked.parts import Part, parts
 from posenc_torch.chunked.scores import Scores
 from posenc_torch.chunked.tensors import (
@@ -268,7 +269,7 @@ def _attend_with_lse(
     if group > 1:
         k, v = (a.repeat_interleave(group, dim=1) for a in (k, v))
     q = q * call.scale
-    scores = call.cap_scores(q @ k.mT if decay is None else _decayed(decay, q, k))
+    scores = call.cap_scores(q @ k.mT if decay is None else decayed_scores(decay, q, k))
     if bias is not None:
         scores = scores + bias
     if mask is not None:
@@ -281,19 +282,6 @@ def _attend_with_lse(
     row_sum = weights.sum(dim=-1, keepdim=True)
     divisor = torch.where(row_sum == 0, 1.0, row_sum)  # 0 in a fully masked row
     return (weights / divisor) @ v, (row_max + divisor.log())[..., 0]
-
-
-def _decayed(decay: ChannelDecay, q: Tensor, k: Tensor) -> Tensor:
-    """Scores whose channels decay: anchored up to the first key that is not before all queries."""
-    before = decay.lies_before().all(dim=0)
-    count = len(before) if is_true(before.all()) else int(before.int().argmin())
-    first, last = slice(count), slice(count, None)
-    one, other = decay.select_keys(first).anchored(q, k[:, :, first])
-    scores = one @ other.mT
-    if count == len(before):
-        return scores
-    near = k[:, :, last]
-    return torch.cat([scores, decay.select_keys(last).apply(q @ near.mT, q, near)], dim=-1)
 
 
 def table_of(call: Call) -> Tensor | None:

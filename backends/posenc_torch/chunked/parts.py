@@ -199,6 +199,11 @@ def _cost(call: Call) -> Callable[[int, int], float]:
     return cost
 
 
+def few_queries() -> int:
+    """So few that the definition of some scores costs less than another anchor (decays)."""
+    return max(1, _sizes.get().queries // 8)
+
+
 @contextmanager
 def small_blocks(size: int) -> Iterator[None]:
     """Blocks of ``size`` queries and keys instead of hundreds, so that short calls have several."""
