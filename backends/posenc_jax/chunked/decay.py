@@ -76,7 +76,8 @@ def _products(
 
     @jax.checkpoint
     def sorted_keys(q: Array, k: Array) -> Array:
-        return decay.apply(_product(q, k), q, k)
+        scores: Array = decay.apply(_product(q, k), q, k)
+        return scores
 
     found: Array = lax.cond(before, anchored, sorted_keys, q, k)
     return found.reshape(batch, kv_heads, group, q_len, -1)

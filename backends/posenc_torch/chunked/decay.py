@@ -21,7 +21,7 @@ def decayed_scores(decay: ChannelDecay, q: Tensor, k: Tensor) -> Tensor:
     before = decay.lies_before().all(dim=0)
     count = len(before) if is_true(before.all()) else int(before.int().argmin())
     one, other = decay.select(_EVERY, slice(count)).anchored(q, k[:, :, :count])
-    scores = one @ other.mT
+    scores: Tensor = one @ other.mT
     if count == len(before):
         return scores
     decay, k = decay.select(_EVERY, slice(count, None)), k[:, :, count:]
