@@ -141,10 +141,7 @@ class ChannelDecay:
         )
 
     def _at_most_0(self, query: _At, key: _At) -> Array:
-        """The decay; 0 for later keys and other segments, whose factors could overflow.
-
-        By ``where``, because ``minimum`` halves the gradient at 0.
-        """
+        """The decay; 0 for later keys and other segments, whose factors could overflow."""
         found = self._between(query, key)
         return self.xp.where(found > 0, 0.0, found)
 
