@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 from frameworks import ROUTES
+from sample import long
 from subjects import normal
 
 import posenc
@@ -149,10 +150,18 @@ DRAWN = {
     "a bias beside it": {"scheme": Sum(SCHEME, posenc.T5Bias(HEADS))},
 }
 TILED = [route for route in ROUTES if route.id in ("torch-chunked", "jax-chunked")]
+# JAX compiles each call for some seconds.
+OF_JAX = {"documents in order": (), "interleaved documents": long, "a bias beside it": long}
+EACH = [
+    pytest.param(case, *route.values, id=f"{case}-{route.id}", marks=OF_JAX[case] if jax else ())
+    for route in TILED
+    for jax in [route.id == "jax-chunked"]
+    for case in DRAWN
+    if not jax or case in OF_JAX
+]
 
 
-@pytest.mark.parametrize("route", TILED)
-@pytest.mark.parametrize("case", DRAWN)
+@pytest.mark.parametrize(("case", "route"), EACH)
 def test_tiles_are_the_definition(case, route):
     """Values and gradients, where tiles are anchored, sorted, or both."""
     options = dict(DRAWN[case])
@@ -169,7 +178,9 @@ def test_tiles_are_the_definition(case, route):
     assert_near(route.attend(scheme, given, dtype="float64", **call), expected, FLOAT64)
 
 
-@pytest.mark.parametrize("route", TILED)
+@pytest.mark.parametrize(
+    "route", [pytest.param(*r.values, id=r.id, marks=long if "jax" in r.id else ()) for r in TILED]
+)
 def test_gradients_of_tiles(route):
     """Of documents in order, whose tiles are anchored and sorted."""
     given, d_out = {"q": Q, "k": K, "v": V}, normal(Q.shape, 7)
