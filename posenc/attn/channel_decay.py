@@ -80,7 +80,14 @@ class ChannelDecay:
 
     def pairs(self) -> Array:
         """The decay of every pair by its definition, ``(B or 1, H or 1, Q, K, D or 1)``."""
-        return self._between(self._at("query").map(_with_keys), self._at("key").map(_with_queries))
+        q, k, params = self.of_pairs()
+        found: Array = self.scheme.channel_decay(q, k, params=params, xp=self.xp)
+        return found
+
+    def of_pairs(self) -> tuple[Array, Array, Params]:
+        """The arguments of ``channel_decay`` for every pair."""
+        query, key = self._at("query").map(_with_keys), self._at("key").map(_with_queries)
+        return query.pos, key.pos, self._params(query, key)
 
     def select(self, queries: slice, keys: slice) -> ChannelDecay:
         """The same of some of the queries and keys."""
@@ -117,20 +124,23 @@ class ChannelDecay:
         return _At(_row(side.pos)[..., None], wide)
 
     def _between(self, query: _At, key: _At) -> Array:
-        specs = self.scheme.param_specs()
+        params = self._params(query, key)
+        found: Array = self.scheme.channel_decay(query.pos, key.pos, params=params, xp=self.xp)
+        return found
+
+    def _params(self, query: _At, key: _At) -> Params:
+        specs, between = self.scheme.param_specs(), len(query.pos.shape) - 3
 
         def view(name: str, array: Array) -> Array:
             if name in specs and not specs[name].per_head:
                 return array
-            shape = array.shape if len(array.shape) > 1 else (*array.shape, 1)
-            return self.xp.reshape(array, (shape[0], *[1] * (len(query.pos.shape) - 3), *shape[1:]))
+            heads, *rest = array.shape
+            return self.xp.reshape(array, (heads, *[1] * between, *(rest or [1])))
 
-        params = Params(
+        return Params(
             {name: view(name, array) for name, array in self.arrays.items()}, self.dtype,
             Features(query.features, "query"), Features(key.features, "key"),
         )  # fmt: skip
-        found: Array = self.scheme.channel_decay(query.pos, key.pos, params=params, xp=self.xp)
-        return found
 
     def _checked(self, decay: Array, channels: int) -> Array:
         if decay.shape[-1] in (1, channels):
@@ -161,9 +171,8 @@ class ChannelDecay:
         key = self._at("key").map(lambda a: _blocks(a, order, xp))
         seg = _blocks(k_seg[..., None], order, xp)  # (B or 1, 1, N, _BLOCK, 1)
         found = self._of_blocks(q, _blocks(k, order, xp), key, seg, own, q_seg)
-        found = found[..., : k.shape[2]]
-        place = xp.broadcast_to(xp.argsort(order, axis=-1)[:, :, None, :], found.shape)
-        return xp.take_along_axis(found, place, axis=-1), sees
+        place = xp.argsort(order, axis=-1)[..., None]
+        return xp.matrix_transpose(_take(xp.matrix_transpose(found), place, xp)), sees
 
     def _of_blocks(
         self, q: Array, k: Array, key: _At, seg: Array, own: Array, q_seg: Array
@@ -209,10 +218,16 @@ def _row(integers: Array) -> Array:
 
 def _take(values: Array, index: Array, xp: Namespace) -> Array:
     """``values (B or 1, H or 1, L, M)`` at the tokens ``index (B or 1, 1, N, 1)``."""
-    batch = max(values.shape[0], index.shape[0])
-    values = xp.broadcast_to(values, (batch, *values.shape[1:]))
-    shape = (batch, values.shape[1], index.shape[2], values.shape[3])
-    return xp.take_along_axis(values, xp.broadcast_to(index, shape), axis=2)
+    # By rows: take_along_axis would read an index for each number.
+    own, heads, length, width = values.shape
+    batch, count = max(own, index.shape[0]), index.shape[2]
+    index = xp.broadcast_to(index[:, 0, :, 0], (batch, count))
+    if own > 1:
+        first = length * xp.arange(own, dtype=index.dtype, device=device(index))
+        index = index + first[:, None]
+    rows = xp.reshape(xp.permute_dims(values, (0, 2, 1, 3)), (own * length, heads, width))
+    found = xp.take(rows, xp.reshape(index, (-1,)), axis=0)
+    return xp.permute_dims(xp.reshape(found, (batch, count, heads, width)), (0, 2, 1, 3))
 
 
 def _blocks(values: Array, order: Array, xp: Namespace) -> Array:

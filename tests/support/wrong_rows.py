@@ -14,7 +14,6 @@ from wrong_schemes import Decay, Ours, length
 
 import posenc
 from posenc import ParamSpec, PositionScheme
-from posenc.contract.params import float_dtype
 from posenc.schemes import Chunk, DualChunk, LogScale, ReRoPE, Shaw, Sink, Sum
 from posenc.schemes.rope import rotate
 from posenc.testing.examples import HEAD_DIM, HEADS, Fading, Level, Tide, uniform
@@ -175,12 +174,14 @@ class AcrossQueries(Adjusting):
 
 @dataclass(frozen=True)
 class Fall(PositionScheme):
-    """Right, to begin with: each channel falls with distance."""
+    """Right, to begin with: all channels of a head fall with distance."""
 
-    rate: float = 0.01
+    def param_specs(self):
+        return {"rates": ParamSpec((HEADS,), uniform(0.01, 0.02))}
 
     def channel_decay(self, q, k, *, params, xp):
-        return self.of(-self.rate * xp.astype(q - k, float_dtype(params, xp)), xp)
+        rates = params["rates"]
+        return self.of(-rates * xp.astype(q - k, rates.dtype), xp)
 
     def of(self, fall, xp):
         return fall
