@@ -116,14 +116,15 @@ def channel_decay_adds_up(case: SchemeCase) -> None:
         decay = np.asarray(call.channel_decay().pairs())  # (B, H, Q, K, D or 1)
         require(bool(np.all(np.isfinite(decay))), f"not finite at positions {pos}")
         for i, a, j in _ordered(_LENGTH):
-            whole, parts = decay[:, :, i, j], (decay[:, :, i, a], decay[:, :, a, j])
+            whole, parts = decay[:, :, i, j], decay[:, :, i, a] + decay[:, :, a, j]
             where = f"of query {pos[i]} and key {pos[j]}"
             require(bool(np.all(whole <= _UNIT)), f"above 0 {where}: {whole.max():.9g}")
-            off = np.abs(whole - sum(parts)) / np.maximum(np.abs(whole), 1)
+            off = np.abs(whole - parts) / np.maximum(np.abs(whole), 1)
+            worst = np.argmax(off)
             require(
                 bool(np.all(off < _UNIT)),
-                f"{where}: {whole.ravel()[np.argmax(off)]:.9g}, and by the token at {pos[a]} "
-                f"{sum(parts).ravel()[np.argmax(off)]:.9g}",
+                f"{where}: {whole.ravel()[worst]:.9g}, and by the token at {pos[a]} "
+                f"{parts.ravel()[worst]:.9g}",
             )
 
 

@@ -172,8 +172,8 @@ def _names_read(case: SchemeCase) -> set[str]:
     scheme.bias_factor(at[0], params=views(q, k), xp=xp)
     scheme.sink(at[0], params=views(q, k), xp=xp)
     if Hook.CHANNEL_DECAY in scheme.hooks():
-        sides = (Tokens(t.pos, features=t.features) for t in (q, k))
-        decay = ChannelDecay(scheme, xp, whole.dtype, dict(whole), *sides)
+        both = (Tokens(t.pos, features=t.features) for t in (q, k))
+        decay = ChannelDecay(scheme, xp, whole.dtype, dict(whole), *both)
         *of_tokens, made = decay.of_pairs()
         scheme.channel_decay(*of_tokens, params=_Recording(made, names), xp=xp)
     if Hook.ADJUST_SCORES in scheme.hooks():
