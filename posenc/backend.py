@@ -14,6 +14,7 @@ the bias               dense (``Call.bias``), on a tile (``bias_tile``), or in a
                        ``near_diagonals``: tiles on which a bias by distance is not constant
 the mask               of positions (``visible``), of a call or tile (``visible_pairs``), of blocks
                        (``visible_blocks``)
+decay of channels      ``ChannelDecay``: anchored products of a tile; ``has_channel_decay``
 fully masked rows      ``may_be_fully_masked``, ``zero_fully_masked``
 negligible blocks      ``negligible_blocks``, ``Bounds``: keys whose weights round to nothing
 params                 ``as_mapping``, ``merge_constants``, ``head_views``, ``tile_views``
@@ -47,6 +48,7 @@ from posenc.attn.bias_forms import (
 from posenc.attn.blocks import Range, block_ranges, visible_between, visible_blocks
 from posenc.attn.bound import LayerFacts, PassState, arguments_of_pass, tokens_to_embed
 from posenc.attn.call import Call, visible_pairs, visible_tokens
+from posenc.attn.channel_decay import ChannelDecay, has_channel_decay
 from posenc.attn.embedding_only import attention_part
 from posenc.attn.folded import fold_key_bias, folded_width, why_not_foldable
 from posenc.attn.fully_masked import (
@@ -114,6 +116,7 @@ __all__ = [
     "Blocks",
     "Bounds",
     "Call",
+    "ChannelDecay",
     "Explanation",
     "FeatureSpec",
     "Features",
@@ -177,6 +180,7 @@ __all__ = [
     "has_bias",
     "has_bias_by_distance",
     "has_bias_by_key",
+    "has_channel_decay",
     "has_embedding",
     "has_features",
     "head_views",

@@ -346,8 +346,8 @@ def _reference(call: Call) -> tuple[Array, Array]:
 _IMPLEMENTATIONS = (
     Implementation("pallas", fused.plan, fused.not_preferred),
     Implementation("xla", _plan_xla, _xla_not_preferred),
-    Implementation("chunked", chunked.plan),
+    Implementation("chunked", chunked.plan, decays=True),
     Implementation("folded", folded.plan, folded.not_preferred),
-    Implementation("reference", lambda call: Planned(_reference), whole_rows=True),
+    Implementation("reference", lambda call: Planned(_reference), decays=True, whole_rows=True),
 )
 IMPLEMENTATIONS = tuple(implementation.name for implementation in _IMPLEMENTATIONS)

@@ -13,10 +13,16 @@ import jax
 from jax import Array
 
 from posenc.backend import Tokens
+from posenc_jax.trees import Arrays, is_float
 
 jax.tree_util.register_dataclass(
     Tokens, data_fields=[each.name for each in fields(Tokens)], meta_fields=()
 )
+
+
+def float_features(side: Tokens) -> Arrays:
+    """Features that have gradients: all but places, which are integers."""
+    return {name: a for name, a in (side.features or {}).items() if is_float(a)}
 
 
 class Queries(NamedTuple):

@@ -274,9 +274,9 @@ def _reference(call: Call) -> tuple[Tensor, Tensor]:
 
 _IMPLEMENTATIONS = (
     Implementation("flex", flex.plan, flex.not_preferred),
-    Implementation("chunked", chunked.plan, chunked.not_preferred),
+    Implementation("chunked", chunked.plan, chunked.not_preferred, decays=True),
     Implementation("folded", folded.plan, folded.not_preferred),
     Implementation("sdpa", sdpa.plan),
-    Implementation("reference", lambda call: Planned(_reference), whole_rows=True),
+    Implementation("reference", lambda call: Planned(_reference), decays=True, whole_rows=True),
 )
 IMPLEMENTATIONS = tuple(implementation.name for implementation in _IMPLEMENTATIONS)

@@ -15,6 +15,7 @@ from posenc.backend import (
     Refusal,
     append_sink_key,
     has_bias,
+    has_channel_decay,
     may_be_fully_masked,
 )
 from posenc_torch.diagonals import mask_by_distance
@@ -116,6 +117,7 @@ def plan(call: Call) -> Planned | Refusal:
 def has_native_mask(call: Call) -> bool:
     """Whether a call needs no ``attn_mask``: no bias, and at most SDPA's own causal mask."""
     unbiased = not has_bias(call.scheme) and call.plain and not call.regions
+    unbiased = unbiased and not has_channel_decay(call.scheme)
     return unbiased and not call.needs_lse and has_native_visible(call)
 
 

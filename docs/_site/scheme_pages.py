@@ -37,6 +37,7 @@ _PLACES = {
     "bias": "It is added to the scores.",
     "features": "It reads queries, keys or hidden states.",
     "sink": "It adds a logit to the softmax.",
+    "channel decay": "Each channel of a score decays by itself.",
     "whole rows": "It changes whole rows of scores.",
     "regions": "It treats near and far keys differently, and merges their parts.",
 }
@@ -44,7 +45,7 @@ _GROUPS = (
     ("Queries and keys are turned", ("transform",)),
     ("Near and far keys differ", ("regions",)),
     ("A bias by distance is added to the scores", ("bias",)),
-    ("Content decides", ("features", "whole rows")),
+    ("Content decides", ("features", "channel decay", "whole rows")),
     ("Something is added to embeddings", ("embedding",)),
     ("The softmax changes, or nothing", ("sink", "")),
 )
@@ -139,9 +140,10 @@ def index(rows: Sequence[catalogue_list.Row]) -> str:
 
 def _group(row: catalogue_list.Row) -> str:
     where = set(row.enters)
-    for place in ("whole rows", "regions", "features", "transform", "bias", "embedding"):
+    rare = ("whole rows", "channel decay", "regions")
+    for place in (*rare, "features", "transform", "bias", "embedding"):
         if place in where:
-            return next(title for title, places in _GROUPS if place in places)
+            return next(title for title, group in _GROUPS if place in group)
     return _GROUPS[-1][0]
 
 

@@ -63,4 +63,6 @@ def cache_needs(scheme: PositionScheme) -> CacheNeeds:
     return CacheNeeds(keep, transformed, features or has_key_features, summed, lookback(scheme))
 
 
-_READ_KEY_FEATURES = frozenset({Hook.BIAS, Hook.KEY_BIAS, Hook.ADJUST_SCORES, Hook.REGIONS})
+_READ_KEY_FEATURES = frozenset(
+    {Hook.BIAS, Hook.KEY_BIAS, Hook.CHANNEL_DECAY, Hook.ADJUST_SCORES, Hook.REGIONS}
+)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from posenc.apply.bias import dense_bias
 from posenc.apply.shapes import as_column, as_row
+from posenc.attn.channel_decay import ChannelDecay
 from posenc.attn.masks import Mask, as_columns, as_rows
 from posenc.attn.shared import Shared
 from posenc.contract.params import Features, Params, head_views, of_keys, tile_views
@@ -168,6 +169,10 @@ class Call:
             read=read,
             in_order=self.in_order,
         )
+
+    def channel_decay(self) -> ChannelDecay:
+        """How the channels of all scores decay; of a scheme that has such a decay."""
+        return ChannelDecay(self.scheme, self.xp, self.dtype, self.arrays, self.query, self.key)
 
     def visible(self) -> Array | None:
         """Visible pairs, booleans ``(B or 1, H or 1, Q, K)``; None if all pairs are visible."""

@@ -74,6 +74,8 @@ class Implementation:
         How it serves a call without regions, and without a sink unless it takes one; or why not.
     not_preferred
         Returns why ``"auto"`` skips it, even for a call that it serves; None if it does not.
+    decays
+        Whether it computes scores whose channels decay.
     whole_rows
         Whether it holds whole rows of scores, which ``adjust_scores`` needs.
     """
@@ -81,6 +83,7 @@ class Implementation:
     name: str
     plan: Callable[[Call], Planned | Refusal]
     not_preferred: Callable[[Call], str | None] = _no_reason
+    decays: bool = False
     whole_rows: bool = False
 
     def plan_all(self, call: Call) -> Planned | Refusal:
@@ -91,7 +94,7 @@ class Implementation:
         """
         plans: list[Planned] = []
         for part in call.regions or (call,):
-            refused = None if self.whole_rows else _refuse_rows(part)
+            refused = self._refuse_scores(part)
             planned = self.plan(part) if refused is None else refused
             if isinstance(planned, Refusal):
                 return planned
@@ -101,13 +104,19 @@ class Implementation:
         first = plans[0]
         return Planned(partial(_run_all, tuple(plans)), fixed=first.fixed)
 
-
-def _refuse_rows(part: Call) -> Refusal | None:
-    if Hook.ADJUST_SCORES not in part.scheme.hooks():
+    def _refuse_scores(self, part: Call) -> Refusal | None:
+        """Refuse a scheme that changes scores in a way that it does not compute."""
+        who, hooks = type(part.scheme).__name__, part.scheme.hooks()
+        if Hook.ADJUST_SCORES in hooks and not self.whole_rows:
+            because = part.scheme.whole_rows and f": {part.scheme.whole_rows}"
+            why = f"{who} adjusts whole rows of scores, which only 'reference' has{because}"
+            return Refusal(why)
+        if Hook.CHANNEL_DECAY in hooks and not self.decays:
+            return Refusal(
+                f"each channel of a score of {who} decays by itself, relative to an anchor between "
+                "query and key, which only 'chunked' and 'reference' compute"
+            )
         return None
-    because = part.scheme.whole_rows and f": {part.scheme.whole_rows}"
-    who = type(part.scheme).__name__
-    return Refusal(f"{who} adjusts whole rows of scores, which only 'reference' has{because}")
 
 
 def _why_no_lse(call: Call, plans: Sequence[Planned]) -> str | None:

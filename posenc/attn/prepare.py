@@ -325,7 +325,7 @@ def _check_rotary(scheme: PositionScheme, given: Arguments) -> None:
 
 def _side_for_bias(scheme: PositionScheme, side: Tokens) -> Tokens:
     """The side with the features that the bias reads, and places on several axes as a feature."""
-    read = reads_features(scheme) or Hook.ADJUST_SCORES in scheme.hooks()
+    read = reads_features(scheme) or bool(scheme.hooks() & _READ_FEATURES)
     features = side.features if read else {}
     if scheme.axes == 1:
         return side.with_features(features)
@@ -334,6 +334,8 @@ def _side_for_bias(scheme: PositionScheme, side: Tokens) -> Tokens:
         features = {**features, PLACES: places[:, None, :, :]}
     return Tokens(side.pos, side.seg, features=features)
 
+
+_READ_FEATURES = frozenset({Hook.CHANNEL_DECAY, Hook.ADJUST_SCORES})  # beside a bias
 
 _CACHE_WITHOUT_POSITIONS = (
     "k_transformed=True without tokens.pos assumes that k holds all keys from position 0 on; "

@@ -12,6 +12,7 @@ from typing import Any
 from posenc.apply.shapes import as_column, as_row
 from posenc.attn.arguments import Arguments, check_shapes, namespace
 from posenc.attn.call import Call
+from posenc.attn.channel_decay import has_channel_decay
 from posenc.attn.fully_masked import may_be_fully_masked, zero_fully_masked
 from posenc.attn.implementations import Implementation, Planned, choose
 from posenc.attn.keywords import advise_unknown
@@ -137,7 +138,11 @@ def dense(call: Call) -> tuple[Array, Array]:
     # operation. The highest score minus itself is then the rounding of the product instead of 0.
     grouped = xp.reshape(q * call.scale, (batch, kv_heads, -1, q_len, dim))
     scores = xp.matmul(grouped, xp.matrix_transpose(k)[:, :, None, :, :])
-    scores = call.cap_scores(xp.reshape(scores, (batch, heads, q_len, -1)))
+    scores = xp.reshape(scores, (batch, heads, q_len, -1))
+    if has_channel_decay(call.scheme):
+        every = xp.repeat(k, heads // kv_heads, axis=1)
+        scores = call.channel_decay().apply(scores, q * call.scale, every)
+    scores = call.cap_scores(scores)
     if Hook.ADJUST_SCORES in call.scheme.hooks():
         at = as_column(call.query.encoded_pos), as_row(call.key.encoded_pos)
         params = call.views(rows=True)
@@ -164,4 +169,6 @@ def dense(call: Call) -> tuple[Array, Array]:
     return out, (highest + xp.log(total))[..., 0]
 
 
-_IMPLEMENTATIONS = (Implementation("reference", lambda call: Planned(dense), whole_rows=True),)
+_IMPLEMENTATIONS = (
+    Implementation("reference", lambda call: Planned(dense), decays=True, whole_rows=True),
+)

@@ -27,7 +27,9 @@ from posenc.schemes.sizes import SIZES
 
 _SIZES = {"num_heads": 4, "head_dim": 16, "max_len": 64, "train_len": 64}
 _SIZES |= {"dim": 64, "hidden_dim": 64}
-_PLACES = ("embedding", "transform", "bias", "features", "sink", "whole rows", "regions")
+_PLACES = (
+    "embedding", "transform", "bias", "features", "sink", "channel decay", "whole rows", "regions",
+)  # fmt: skip
 _HEAD, _PAPER = ("scheme", "enters as", "learned", "relative", "fused as"), "paper (arXiv)"
 _END = (
     "`posenc list NAME` shows the options of one scheme, plan or task; `posenc show NAME` draws a "
@@ -89,7 +91,7 @@ class Row:
         First line of the docstring of the scheme's class.
     enters
         The places where position enters, of ``"embedding"``, ``"transform"``, ``"bias"``,
-        ``"features"``, ``"sink"``, ``"whole rows"`` and ``"regions"``.
+        ``"features"``, ``"sink"``, ``"channel decay"``, ``"whole rows"`` and ``"regions"``.
     learned
         Whether it has learned arrays.
     relative
@@ -293,6 +295,7 @@ def _enters(scheme: PositionScheme) -> tuple[str, ...]:
     places = {place for place in _PLACES if place in hooks}
     places |= {"features"} if has_features(scheme) else set()
     places |= {"whole rows"} if Hook.ADJUST_SCORES in hooks else set()
+    places |= {"channel decay"} if Hook.CHANNEL_DECAY in hooks else set()
     return tuple(place for place in _PLACES if place in places)
 
 
@@ -331,6 +334,8 @@ def _is_relative_transform(scheme: PositionScheme) -> bool:
 def _fusable(scheme: PositionScheme, enters: tuple[str, ...]) -> str:
     if "whole rows" in enters:
         return "reference only"
+    if "channel decay" in enters:
+        return "chunked only"
     if "regions" in enters:
         return "merged parts"
     if "bias" in enters:

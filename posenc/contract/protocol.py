@@ -233,6 +233,35 @@ class PositionScheme(Declared):
 
     # Rarer ways to act on attention.
 
+    def channel_decay(self, q: Array, k: Array, *, params: Arrays, xp: Namespace) -> Array | None:
+        """Return the logarithm of what each channel of a score keeps; None if it keeps all.
+
+        The score of a query and a key up to it (``k <= q``) is
+        ``scale * sum_n q_n k_n exp(decay_n)``, with the channels ``n`` of transformed queries and
+        keys. That of a later key does not change. Decays add up along the way::
+
+            decay(q, k) = decay(q, a) + decay(a, k)  for  k <= a <= q
+
+        So they are 0 at ``q = k`` and 0 at most, and the library may take them relative to any
+        anchor ``a`` between query and key: no factor is larger than 1 (Wall).
+
+        Parameters
+        ----------
+        q, k
+            Integer positions, whose last axis of 1 is that of channels. An anchor may stand for
+            either.
+        params
+            A per-head array ``(H, D)`` has shape ``(H, 1, ..., D)``, and one ``(H,)`` is
+            ``(H, 1, ..., 1)``. ``params.query`` and ``params.key`` have the ``cumulative`` features
+            of both tokens; their last axis is ``M``, or 1.
+
+        Returns
+        -------
+        An array that broadcasts with ``q`` and ``k``, with ``D`` or 1 on its last axis, computed
+        elementwise; finite for all positions, also for later keys and other segments.
+        """
+        return None
+
     def adjust_scores(
         self, scores: Array, q: Array, k: Array, *, visible: Array | None, params: Arrays,
         xp: Namespace,

@@ -126,6 +126,7 @@ class Hook(StrEnum):
     BIAS = auto()
     KEY_BIAS = auto()
     BIAS_FACTOR = auto()
+    CHANNEL_DECAY = auto()
     ADJUST_SCORES = auto()
     SINK = auto()
     REGIONS = auto()

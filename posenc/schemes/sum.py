@@ -1,6 +1,6 @@
 """Several schemes on one layer, such as RoPE with ALiBi.
 
-Embeddings and biases are added, and transforms are applied one after another.
+Embeddings, biases and decays are added, and transforms are applied one after another.
 """
 
 from __future__ import annotations
@@ -128,6 +128,12 @@ class Combination(PositionScheme):
         lefts, rights = zip(*ends, strict=True)
         return _furthest(lefts), _furthest(rights)
 
+    def channel_decay(self, q: Array, k: Array, *, params: Arrays, xp: Namespace) -> Array | None:
+        return _add(
+            scheme.channel_decay(q, k, params=own, xp=xp)
+            for scheme, own in self._parts(Hook.CHANNEL_DECAY, params, xp)
+        )
+
     def adjust_scores(
         self,
         scores: Array,
@@ -196,12 +202,12 @@ class Combination(PositionScheme):
 class Sum(Combination):
     """Several schemes on one layer: ``Sum(RoPE(64), ALiBi(8))``.
 
-    Embeddings and biases are added. Queries and keys go through the transforms in the given order,
-    and half precision rounds once, after the last. A part with a ``bias_factor`` (``LogScale`` of
-    Inkling) multiplies the bias; the sum is then neither ``relative`` nor has it a ``key_bias``.
-    A learned array or feature ``name`` of part ``n`` is called ``"{n}_{name}"``. At most one part
-    may have ``adjust_scores`` or regions, and one a sink. If any part is ``shared`` between layers,
-    all parts are.
+    Embeddings, biases and decays of channels are added. Queries and keys go through the transforms
+    in the given order, and half precision rounds once, after the last. A part with a
+    ``bias_factor`` (``LogScale`` of Inkling) multiplies the bias; the sum is then neither
+    ``relative`` nor has it a ``key_bias``. A learned array or feature ``name`` of part ``n`` is
+    called ``"{n}_{name}"``. At most one part may have ``adjust_scores`` or regions, and one a sink.
+    If any part is ``shared`` between layers, all parts are.
 
     Parameters
     ----------

@@ -347,7 +347,8 @@ def inspect(runs: Sequence[Run], keep_weights: bool, corpus: Corpus | None) -> s
 
 
 def _digest(corpus: Corpus) -> str:
-    assert isinstance(corpus.train, bytes) and isinstance(corpus.validation, bytes)  # no tokens
+    assert isinstance(corpus.train, bytes)  # Study refuses tokens of a file
+    assert isinstance(corpus.validation, bytes)
     return digest(corpus.train, corpus.validation)
 
 

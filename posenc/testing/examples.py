@@ -13,9 +13,9 @@ with the catalogue, so that a passing check also covers schemes that nobody has 
 ``embedding`` is in ``posenc.Sinusoidal`` and ``posenc.Learned``, ``axes`` in
 ``posenc.schemes.AxialRoPE`` and ``posenc.schemes.ALiBi2D``, ``sink`` in
 ``posenc.schemes.Sink``, features of queries in ``posenc.schemes.Shaw``, ``adjust_scores`` in
-``posenc.schemes.CoPE``, a ``lookback`` in ``posenc.schemes.SelectiveRoPE``. Without arguments the
-schemes are small: ``HEADS`` heads of ``HEAD_DIM`` channels, and hidden states of ``HIDDEN_DIM``
-channels.
+``posenc.schemes.CoPE``, ``channel_decay`` in ``posenc.schemes.Wall``, a ``lookback`` in
+``posenc.schemes.SelectiveRoPE``. Without arguments the schemes are small: ``HEADS`` heads of
+``HEAD_DIM`` channels, and hidden states of ``HIDDEN_DIM`` channels.
 """
 
 from __future__ import annotations

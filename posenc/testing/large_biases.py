@@ -14,6 +14,7 @@ import numpy as np
 
 from posenc.apply.shapes import as_column, as_row
 from posenc.attn.call import Call
+from posenc.attn.channel_decay import has_channel_decay
 from posenc.contract.protocol import Hook
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import Host
@@ -80,7 +81,10 @@ def _error(call: Call, unit: str) -> Host:
 def visible_scores(call: Call) -> Host:
     """Scaled scores with their bias, ``(B, H, Q, K)``; ``-inf`` for masked keys."""
     k = np.repeat(call.k, call.q.shape[1] // call.k.shape[1], axis=1)
-    scores = call.cap_scores(call.scale * call.q @ np.swapaxes(k, -1, -2))
+    scores = call.scale * call.q @ np.swapaxes(k, -1, -2)
+    if has_channel_decay(call.scheme):
+        scores = call.channel_decay().apply(scores, call.scale * call.q, k)
+    scores = call.cap_scores(scores)
     bias, visible = call.bias_and_visible()
     if Hook.ADJUST_SCORES in call.scheme.hooks():
         at = as_column(call.query.encoded_pos), as_row(call.key.encoded_pos)

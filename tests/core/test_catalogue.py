@@ -164,7 +164,10 @@ def test_the_table_is_aligned_and_fits():
 
 
 def test_a_long_row_still_fits():
-    everywhere = ("embedding", "transform", "bias", "features", "sink", "whole rows", "regions")
+    everywhere = (
+        "embedding", "transform", "bias", "features", "sink", "channel decay", "whole rows",
+        "regions",
+    )  # fmt: skip
     paper = "Somebody, Other, Another and Still Another 2026, arXiv 2601.00001"
     long = Row("n" * 60, "word " * 60, everywhere, True, True, "score_mod, key bias", paper)
     text = table([*rows(), long, Row("broken", error="ValueError: " + "x" * 250)])

@@ -91,10 +91,10 @@ def compare(route, subject, case, dtype):
             out = route.attend(scheme, tensors, params, **options)
             assert_near(out, values, ATTENTION_TOL[dtype])
             return
-        # Whole rows, regions, and queries wider than values are refused in any float; what
+        # Whole rows, decays, regions, and queries wider than values are refused in any float; what
         # implementations serve is said elsewhere.
-        of_scheme = scheme.hooks() & {"adjust_scores", "regions"} or widens(scheme)
-        if dtype != "float64" and not of_scheme:
+        of_scheme = scheme.hooks() & {"adjust_scores", "channel_decay", "regions"}
+        if dtype != "float64" and not of_scheme and not widens(scheme):
             raise
         pytest.skip(f"refused: {reason}")
     assert_near(out, values, ATTENTION_TOL[dtype])

@@ -67,7 +67,7 @@ PLAIN = [
     for name in STEERING
     if not has_features(SUBJECTS[name])
     and SUBJECTS[name].axes == 1
-    and not SUBJECTS[name].hooks() & {"sink", "regions", "adjust_scores"}
+    and not SUBJECTS[name].hooks() & {"sink", "regions", "channel_decay", "adjust_scores"}
 ]
 SUMMED = [name for name in STEERING if isinstance(SUBJECTS[name], (FoX, Fading))]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 from frameworks import ROUTES
+from sample import long
 from subjects import normal
 
 import posenc
@@ -137,15 +139,69 @@ def test_gradients_of_documents_that_forget():
     assert all(torch.isfinite(gradient).all() for gradient in found)
 
 
-@pytest.mark.parametrize("route", [r for r in ROUTES if r.id in ("torch-sdpa", "jax-chunked")])
-def test_only_the_reference_has_it(route):
+DRAWN = {
+    "in order": {},
+    "a window": {"window": 9},
+    "later keys": {"causal": False, "softcap": 2.0},
+    "shuffled": {"pos": np.random.default_rng(0).permutation(90)[:LENGTH] - 20},
+    "interleaved documents": dict(zip(("pos", "seg"), documents(), strict=True)),
+    "documents in order": {"pos": AT, "seg": AT // 15},
+    "padding": {"exists": AT > 18},
+    "a bias beside it": {"scheme": Sum(SCHEME, posenc.T5Bias(HEADS))},
+}
+TILED = [route for route in ROUTES if route.id in ("torch-chunked", "jax-chunked")]
+# JAX compiles each call for some seconds.
+OF_JAX = {"documents in order": (), "interleaved documents": long, "a bias beside it": long}
+EACH = [
+    pytest.param(case, *route.values, id=f"{case}-{route.id}", marks=OF_JAX[case] if jax else ())
+    for route in TILED
+    for jax in [route.id == "jax-chunked"]
+    for case in DRAWN
+    if not jax or case in OF_JAX
+]
+
+
+@pytest.mark.parametrize(("case", "route"), EACH)
+def test_tiles_are_the_definition(case, route):
+    """Values and gradients, where tiles are anchored, sorted, or both."""
+    options = dict(DRAWN[case])
+    scheme = options.pop("scheme", SCHEME)
+    where = {n: options.pop(n) for n in ("pos", "seg", "exists") if n in options}
+    params = {"w": W}
+    if scheme is not SCHEME:
+        params = {"0_w": W, "1_table": normal((HEADS, 32), 9)}
+    given = {"q": Q, "k": K[:, :1], "v": V[:, :1]}
+    if "exists" in where:
+        given = {n: np.where(where["exists"][:, None], a, np.nan) for n, a in given.items()}
+    call = {"params": params, "causal": True, **options, "tokens": posenc.Tokens(x=X, **where)}
+    expected = posenc.attention(**given, scheme=scheme, **call)
+    assert_near(route.attend(scheme, given, dtype="float64", **call), expected, FLOAT64)
+
+
+@pytest.mark.parametrize(
+    "route", [pytest.param(*r.values, id=r.id, marks=long if "jax" in r.id else ()) for r in TILED]
+)
+def test_gradients_of_tiles(route):
+    """Of documents in order, whose tiles are anchored and sorted."""
+    given, d_out = {"q": Q, "k": K, "v": V}, normal(Q.shape, 7)
+    tokens = posenc.Tokens(x=X, pos=AT, seg=AT // 15)
+    call = {"params": {"w": W}, "causal": True, "tokens": tokens, "dtype": "float64"}
+    _, found = route.gradients(SCHEME, given, d_out=d_out, **call)
+    whole = dataclasses.replace(route, implementation="reference")
+    _, expected = whole.gradients(SCHEME, given, d_out=d_out, **call)
+    for name, gradient in expected.items():
+        assert_near(found[name], gradient, FLOAT64, name)
+
+
+@pytest.mark.parametrize("route", [r for r in ROUTES if r.id in ("torch-sdpa", "jax-xla")])
+def test_others_say_that_they_have_no_decay(route):
     given = {"q": Q, "k": K, "v": V}
-    with pytest.raises(NotImplementedError, match="Wall adjusts whole rows of scores, which"):
+    with pytest.raises(NotImplementedError, match="each channel of a score of Wall decays by"):
         route.attend(SCHEME, given, {"w": W}, tokens=posenc.Tokens(x=X), causal=True)
 
 
 def test_wrong_options():
-    with pytest.raises(ValueError, match="q has 2 channels, the scheme head_dim=4"):
+    with pytest.raises(ValueError, match="q has 2 channels, the channel_decay of Wall 4"):
         posenc.attention(Q[..., :2], K[..., :2], V, SCHEME, {"w": W}, tokens=posenc.Tokens(x=X))
     with pytest.raises(TypeError, match="offset must be a number, got 'none'"):
         Wall(HEADS, DIM, WIDTH, offset="none")

@@ -81,6 +81,55 @@ def test_a_factor_stops_at_the_end_of_its_range():
     assert np.all(np.isfinite(scores))
 
 
+FAR = 2**20 - 30  # 64 times the range of factors
+
+
+def by_formula(q, k, v, pos, layout):
+    """Causal attention from every pair's angle and decay, in float64."""
+    first, second = (
+        (slice(None, DIM // 2), slice(DIM // 2, None))
+        if layout == "half"
+        else (slice(0, None, 2), slice(1, None, 2))
+    )
+    (a, b), (c, d) = ((x[..., first], x[..., second]) for x in (q, k))
+    ahead = (pos[:, None] - pos[None, :]).astype(np.float64)
+    scores = 0
+    for n, zeta in enumerate(ZETA):
+        turn = ahead * 10_000.0 ** (-2 * n / DIM)
+        one, other = (x[..., n][:, :, :, None] for x in (a, b))
+        with_c, with_d = (x[..., n][:, :, None, :] for x in (c, d))
+        same, across = one * with_c + other * with_d, one * with_d - other * with_c
+        decay = zeta ** (np.maximum(ahead, 0) / 512)
+        scores = scores + (same * np.cos(turn) + across * np.sin(turn)) * decay
+    scores = np.where(ahead >= 0, scores / math.sqrt(DIM), -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True) @ v
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_without_a_centre_it_is_the_formula_far_away(layout):
+    q, k, v = (3 * normal((1, 2, 30, DIM), seed) for seed in range(3))
+    pos = np.concatenate([FAR + np.arange(20), np.arange(5), 3_000 * np.arange(5)])
+    expected = by_formula(q, k, v, pos, layout)
+    call = {"causal": True, "tokens": posenc.Tokens(pos=pos)}
+    found = posenc.attention(q, k, v, XPos(DIM, layout=layout, center=None), **call)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)  # angles of 1e6 in float64
+    narrow = (x.astype("float32") for x in (q, k, v))
+    found = posenc.attention(*narrow, XPos(DIM, layout=layout, center=None), **call)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
+    clamped = posenc.attention(q, k, v, XPos(DIM, layout=layout), **call)
+    assert np.abs(clamped - expected).max() > 0.1
+
+
+def test_without_a_centre_it_is_the_scheme_near():
+    q, k, v = (normal((1, 2, 30, DIM), seed) for seed in range(3))
+    found, expected = (
+        posenc.attention(q, k, v, XPos(DIM, center=center), causal=True) for center in (None, 0)
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+    assert XPos(DIM).hooks() == {"transform", "rotary"}
+
+
 def test_errors():
     with pytest.raises(ValueError, match="scale_base must be finite and greater than 0, got 0"):
         XPos(DIM, scale_base=0.0)

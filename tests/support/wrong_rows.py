@@ -169,6 +169,48 @@ class AcrossQueries(Adjusting):
         return xp.mean(own, axis=-2, keepdims=True) + 0 * own
 
 
+# Wrong decays of channels.
+
+
+@dataclass(frozen=True)
+class Fall(PositionScheme):
+    """Right, to begin with: all channels of a head fall with distance."""
+
+    def param_specs(self):
+        return {"rates": ParamSpec((HEADS,), uniform(0.01, 0.02))}
+
+    def channel_decay(self, q, k, *, params, xp):
+        rates = params["rates"]
+        return self.of(-rates * xp.astype(q - k, rates.dtype), xp)
+
+    def of(self, fall, xp):
+        return fall
+
+
+@dataclass(frozen=True)
+class FallByPower(Fall):
+    """As a power of distance, which is no sum along the way."""
+
+    def of(self, fall, xp):
+        return -xp.log1p(xp.abs(fall))
+
+
+@dataclass(frozen=True)
+class Rise(Fall):
+    """Scores grow with distance."""
+
+    def of(self, fall, xp):
+        return -fall
+
+
+@dataclass(frozen=True)
+class FallEnding(Fall):
+    """Infinite far away."""
+
+    def of(self, fall, xp):
+        return xp.where(fall > -5000, fall, -xp.inf)
+
+
 # Wrong sinks, and factors of the bias.
 
 
@@ -461,6 +503,9 @@ WRONG: dict[str, PositionScheme] = {
     "adjusted_rows_may_be_long (64 queries)": ManyAdjusting(),
     "adjusted_rows_may_be_long (NaN far)": FarAdjusting(),
     "adjusted_rows_may_be_long (batch)": CrowdedAdjusting(),
+    "channel_decay_adds_up (power)": FallByPower(),
+    "channel_decay_adds_up (rising)": Rise(),
+    "channel_decay_adds_up (infinite)": FallEnding(),
     "sink_and_bias_factor_are_query_local (other queries)": SinkOfOthers(HEADS),
     "sink_and_bias_factor_are_query_local (64 queries)": SinkOfMany(HEADS),
     "sink_and_bias_factor_are_query_local (batch)": SinkOfBatch(HEADS),
@@ -538,6 +583,7 @@ RIGHT: dict[str, PositionScheme] = {
     "regions that meet further away": Meeting(near=100, far=101),
     "regions and chunks": Sum(ReRoPE(HEAD_DIM, window=100), Chunk(50)),
     "adjusted scores": Adjusting(),
+    "channels that fall": Fall(),
     "a sink of positions": Sinking(HEADS),
     "a sink around regions": Sink(DualChunk(HEAD_DIM, 256), HEADS, value=0.5),
     "steps of 1e4": Steps(),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
-from posenc.backend import Call, Tokens, bias_by_distance
+from posenc.backend import Call, Tokens, bias_by_distance, has_channel_decay
 from posenc_jax.chunked.blocks import Tiling
 from posenc_jax.operations import is_cheaper_by_distance
 from posenc_jax.unfold import unfold
@@ -20,6 +20,8 @@ TABLE = "by_distance"  # among a tile's learned arrays
 
 def make_table(call: Call) -> Array | None:
     """The bias at all distances, ``(H or 1, Q + K - 1)``; None if tiles compute it."""
+    if has_channel_decay(call.scheme):
+        return None  # the table takes the place of all arrays
     specs = call.scheme.param_specs().values()
     reads_table = any(spec.per_head and len(spec.shape) > 1 for spec in specs)
     return bias_by_distance(call) if reads_table or is_cheaper_by_distance(call) else None

@@ -36,6 +36,7 @@ from posenc_jax.chunked.blocks import (
     split_blocks,
 )
 from posenc_jax.chunked.by_distance import TABLE, make_table, pad_table
+from posenc_jax.chunked.decay import lies_before
 from posenc_jax.chunked.lanes import (
     Group,
     add_arrays,
@@ -204,7 +205,8 @@ def _forward(
         def absorb(n: Index, softmax: Softmax) -> Softmax:
             at = group.head, group.next(n, width)
             key = get_blocks(keys, _OF_KEYS, *at, width, heads=heads)
-            absorbed = jax.vmap(partial(absorb_tile, tiling))(softmax, query, key, *arrays)
+            step = partial(absorb_tile, tiling, lies_before(tiling, query, key))
+            absorbed = jax.vmap(step)(softmax, query, key, *arrays)
             kept: Softmax = group.keep(n, width, absorbed, softmax)
             return kept
 
@@ -239,7 +241,8 @@ def _backward(tiling: Tiling, residuals: Any, d_results: tuple[Array, Array]) ->
             d_queries, so_far = sums
             at = group.head, group.next(n, width)
             query, row = get_blocks((queries, rows), (_OF_QUERIES, 4), *at, width, heads=heads)
-            tile = jax.vmap(partial(tile_gradients, tiling))
+            before = lies_before(tiling, query, key)
+            tile = jax.vmap(partial(tile_gradients, tiling, before))
             added = tile(query, key, own, own_fixed, turned, row)
             d_query, *added = group.keep(n, width, added)
             d_queries = add_blocks(d_queries, d_query, _OF_QUERIES, *at, width, heads=heads)

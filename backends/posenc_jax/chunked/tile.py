@@ -15,10 +15,11 @@ from posenc.backend import (
     bias_tile,
     visible_tokens,
 )
+from posenc_jax.chunked import decay
 from posenc_jax.chunked.blocks import Tiling
 from posenc_jax.chunked.by_distance import TABLE, tile_of_table
-from posenc_jax.tokens import Keys, Queries
-from posenc_jax.trees import Arrays, is_float
+from posenc_jax.tokens import Keys, Queries, float_features
+from posenc_jax.trees import Arrays
 
 
 class Softmax(NamedTuple):
@@ -72,21 +73,34 @@ class Softmax(NamedTuple):
 
 
 def absorb_tile(
-    tiling: Tiling, softmax: Softmax, query: Queries, key: Keys, learned: Arrays, fixed: Arrays
+    tiling: Tiling,
+    before: Array | None,
+    softmax: Softmax,
+    query: Queries,
+    key: Keys,
+    learned: Arrays,
+    fixed: Arrays,
 ) -> Softmax:
     """The softmax of a block of queries over one more block of keys."""
-    scores, _, _ = tile_scores(tiling, query, key, learned, fixed)
+    products = _products(query, key, tiling.dtype)
+    if before is not None:
+        products = decay.products(tiling, before, query, key, learned, fixed)
+    scores, _, _ = tile_scores(tiling, products, query, key, learned, fixed)
     return softmax.absorb(scores, key.v)
 
 
+def _products(query: Queries, key: Keys, dtype: Any) -> Array:
+    return _product("bhgqd,bhdk->bhgqk", query.q, key.k, dtype)
+
+
 def tile_scores(
-    tiling: Tiling, query: Queries, key: Keys, learned: Arrays, fixed: Arrays
+    tiling: Tiling, scores: Array, query: Queries, key: Keys, learned: Arrays, fixed: Arrays
 ) -> tuple[Array, Array | None, Any]:
     """Scores of a tile, the derivative of their cap or None, and the VJP function of the bias.
 
-    Keys are ``(B, Hk, D, bk)`` here, because XLA would transpose them in each step of a loop.
-    Scores are ``(B, Hk, G, bq, bk)``, and ``-inf`` where masked. The VJP function takes gradients
-    of scores to gradients of learned arrays and of features.
+    They begin as products of q and k. Keys are ``(B, Hk, D, bk)`` here, because XLA would transpose
+    them in each step of a loop. Scores are ``(B, Hk, G, bq, bk)``, and ``-inf`` where masked. The
+    VJP function takes gradients of scores to gradients of learned arrays and of features.
 
     XLA computes scores twice: for their maximum, and where the maximum is subtracted. There it
     fuses ``product * scale - highest`` into one operation. The highest score less itself is then
@@ -94,7 +108,6 @@ def tile_scores(
     ``maximum`` that changes no finite score prevents this. ``where`` does not: XLA moves the
     difference inside of it. Scaling the queries instead would also prevent it, but is slower.
     """
-    scores = _product("bhgqd,bhdk->bhgqk", query.q, key.k, tiling.dtype)
     mask = _visible(tiling, query, key)
     scores = jnp.maximum(scores * tiling.scale, np.finfo(scores.dtype).min)
     d_cap = None
@@ -121,7 +134,7 @@ def tile_scores(
         return None if bias is None else _split_heads(bias, scores.shape)
 
     bias, bias_vjp = jax.vjp(
-        compute_bias, learned, _float_features(query.side), _float_features(key.side)
+        compute_bias, learned, float_features(query.side), float_features(key.side)
     )
     if bias is None:
         return _mask_scores(scores, mask), d_cap, lambda _: bias_vjp(None)
@@ -130,13 +143,9 @@ def tile_scores(
     return scores, d_cap, bias_vjp
 
 
-def _float_features(side: Tokens) -> Arrays:
-    """Features that have gradients: all but places, which are integers."""
-    return {name: a for name, a in side.features.items() if is_float(a)}
-
-
 def tile_gradients(
     tiling: Tiling,
+    before: Array | None,
     query: Queries,
     key: Keys,
     learned: Arrays,
@@ -154,16 +163,26 @@ def tile_gradients(
     """
     d_out, lse, delta = rows
     product = partial(_product, dtype=tiling.dtype)
-    scores, d_cap, bias_vjp = tile_scores(tiling, query, key, learned, fixed)
+    if before is None:
+        products, products_vjp = _products(query, key, tiling.dtype), None
+    else:
+        products, products_vjp = decay.products_vjp(tiling, before, query, key, learned, fixed)
+    scores, d_cap, bias_vjp = tile_scores(tiling, products, query, key, learned, fixed)
     weights = jnp.exp(scores - lse[..., None])
     k, v = turned
     d_out = d_out.astype(v.dtype)
     d_scores = weights * (product("bhgqd,bhdk->bhgqk", d_out, v) - delta[..., None])
     d_learned, d_query_features, d_key_features = bias_vjp(d_scores)
     d_scores = d_scores if d_cap is None else d_scores * d_cap
-    d_scores = (d_scores * tiling.scale).astype(k.dtype)
-    d_q = product("bhgqk,bhkd->bhgqd", d_scores, k)
-    d_k = product("bhgqd,bhgqk->bhdk", query.q, d_scores)
+    d_scores = d_scores * tiling.scale
+    if products_vjp is None:
+        d_scores = d_scores.astype(k.dtype)
+        d_q = product("bhgqk,bhkd->bhgqd", d_scores, k)
+        d_k = product("bhgqd,bhgqk->bhdk", query.q, d_scores)
+    else:
+        d_q, d_k, *more = products_vjp(d_scores)
+        d_arrays = d_learned, d_query_features, d_key_features
+        d_learned, d_query_features, d_key_features = jax.tree.map(jnp.add, d_arrays, tuple(more))
     d_v = product("bhgqd,bhgqk->bhdk", d_out, weights.astype(d_out.dtype))
     return (
         Queries(d_q, _side_gradients(query.side, d_query_features)),

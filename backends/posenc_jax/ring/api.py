@@ -284,6 +284,6 @@ _IMPLEMENTATIONS = {
     each.name: each
     for each in (
         Implementation("pallas", _plan_fused, fused.not_preferred),
-        Implementation("chunked", chunked.plan),
+        Implementation("chunked", chunked.plan, decays=True),
     )
 }

@@ -14,6 +14,7 @@ from torch import Tensor
 from posenc.backend import (
     Bounds,
     Call,
+    ChannelDecay,
     Tokens,
     as_column,
     as_row,
@@ -21,11 +22,13 @@ from posenc.backend import (
     bias_by_key,
     bias_tile,
     has_bias,
+    has_channel_decay,
     may_be_fully_masked,
     visible_by_distance,
     visible_pairs,
 )
 from posenc_torch.chunked import fused
+from posenc_torch.chunked.decay import decayed_scores
 from posenc_torch.chunked.parts import Part, parts
 from posenc_torch.chunked.scores import Scores
 from posenc_torch.chunked.tensors import (
@@ -160,7 +163,8 @@ class Job(NamedTuple):
         """Attention of one part from its slices, and the log-sum-exp if the call needs it."""
         one = self.masked(part, tensors)
         if self.whole_scores:
-            out, lse = _attend_with_lse(self.call, *one)
+            decay = self._decay(part, tensors) if has_channel_decay(self.call.scheme) else None
+            out, lse = _attend_with_lse(self.call, *one, decay)
             return turned(out, tensors), turned(lse, tensors)
         return turned(masked_sdpa(*one, scale=self.call.scale), tensors), None
 
@@ -210,6 +214,16 @@ class Job(NamedTuple):
         mask = finite if mask is None else mask & finite
         return torch.where(finite, bias, 0.0), mask
 
+    def _decay(self, part: Part, tensors: Tensors) -> ChannelDecay:
+        """How the channels of a part's scores decay."""
+        call = self.call
+        query, key = call.query.select(part.queries), _keys_of(part, call.key)
+        return ChannelDecay(
+            call.scheme, call.xp, call.dtype, named(tensors, Axes.HEADS, Axes.NONE),
+            query.with_features(named(tensors, Axes.OF_QUERIES)),
+            key.with_features(named(tensors, Axes.OF_KEYS)),
+        )  # fmt: skip
+
     def _mask(self, part: Part) -> Tensor | None:
         """The visible pairs of a part; None if all pairs are visible."""
         call, mask = self.call, self.call.mask
@@ -246,14 +260,16 @@ def _keys_of(part: Part, side: Tokens) -> Tokens:
 
 
 def _attend_with_lse(
-    call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None,
+    decay: ChannelDecay | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of a part and its log-sum-exp from all of its scores, in the working dtype."""
     dtype, group = call.dtype, q.shape[1] // k.shape[1]
     q, k, v = (a.to(dtype) for a in (q, k, v))
     if group > 1:
         k, v = (a.repeat_interleave(group, dim=1) for a in (k, v))
-    scores = call.cap_scores((q * call.scale) @ k.mT)
+    q = q * call.scale
+    scores = call.cap_scores(q @ k.mT if decay is None else decayed_scores(decay, q, k))
     if bias is not None:
         scores = scores + bias
     if mask is not None:
@@ -270,6 +286,8 @@ def _attend_with_lse(
 
 def table_of(call: Call) -> Tensor | None:
     """The bias by distance, ``(H or 1, Q + K - 1)``; 0 for a mask by distance without a bias."""
+    if has_channel_decay(call.scheme):
+        return None  # which would turn the order of queries
     if has_bias(call.scheme) or call.extra_bias is not None or not call.in_order:
         return bias_by_distance(call)
     hides = call.causal or call.window is not None
@@ -281,7 +299,7 @@ def table_of(call: Call) -> Tensor | None:
 
 def _whole_scores(call: Call) -> bool:
     """Whether a part has to compute all of its scores itself, without SDPA."""
-    return call.needs_lse or call.softcap is not None
+    return call.needs_lse or call.softcap is not None or has_channel_decay(call.scheme)
 
 
 def _mask_is_by_distance(call: Call) -> bool:

@@ -10,7 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.backend import Bounds, Call, has_bias, has_bias_by_distance, visible_blocks
+from posenc.backend import (
+    Bounds,
+    Call,
+    has_bias,
+    has_bias_by_distance,
+    has_channel_decay,
+    visible_blocks,
+)
 
 
 class BlockSizes(NamedTuple):
@@ -80,6 +87,7 @@ def parts(call: Call, bounds: Callable[[], Bounds | None] | None = None) -> Iter
     group = heads // call.k.shape[1]
     cost = _cost(call)
     by_pair = has_bias(call.scheme) and not has_bias_by_distance(call)
+    by_pair = by_pair or has_channel_decay(call.scheme)
     for n, chunk in enumerate(kept.any(dim=0).split(rows // size, dim=1)):
         queries = slice(n * rows, min(q_len, (n + 1) * rows))
         for run, (first, last) in _runs(chunk.any(dim=1), heads, group, cost):
@@ -189,6 +197,11 @@ def _cost(call: Call) -> Callable[[int, int], float]:
         return threads * (1 + -(-batch * heads // threads) * blocks)
 
     return cost
+
+
+def few_queries() -> int:
+    """So few that the definition of some scores costs less than another anchor (decays)."""
+    return max(1, _sizes.get().queries // 8)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from posenc.backend import Call, has_bias
+from posenc.backend import Call, has_bias, has_channel_decay
 from posenc_torch.chunked.parts import Part
 from posenc_torch.sdpa import promoted
 
@@ -49,7 +49,7 @@ def tensors_of(call: Call, table: Tensor | None) -> dict[Slot, Tensor]:
         tensors[EXTRA_BIAS] = call.extra_bias
     if table is not None:
         tensors[TABLE] = table
-    elif has_bias(call.scheme):
+    elif has_bias(call.scheme) or has_channel_decay(call.scheme):
         specs = call.scheme.param_specs()
         tensors |= {Slot(Axes.OF_QUERIES, n): a for n, a in call.query.features.items()}
         tensors |= {Slot(Axes.OF_KEYS, n): a for n, a in call.key.features.items()}

@@ -86,6 +86,8 @@ def draw(
         notes.append(f"maps show one of {step:.3g} positions: periods below {2 * step:.3g} alias")
     if Hook.SINK in scheme.hooks():
         notes.append("with a sink, one more logit in every softmax, which is not drawn")
+    if Hook.CHANNEL_DECAY in scheme.hooks():
+        notes.append("channels of scores decay by their content, which is not drawn")
     if Hook.ADJUST_SCORES in scheme.hooks():
         notes.append("changes whole rows of scores by their content, which is not drawn")
     if drawing.length < length:
@@ -118,6 +120,8 @@ def _nothing_panel(drawing: Drawing) -> Panel:
     mask = " and the causal mask" if drawing.causal else ""
     sink = "a sink, " if Hook.SINK in drawing.scheme.hooks() else ""
     sentence = f"No positions enter: attention sees only {sink}the content of tokens{mask}."
+    if Hook.CHANNEL_DECAY in drawing.scheme.hooks():
+        sentence = "Only channels of scores decay, and by content: nothing to draw."
     if Hook.ADJUST_SCORES in drawing.scheme.hooks():
         sentence = "Only whole rows of scores change, and by content: nothing to draw."
 

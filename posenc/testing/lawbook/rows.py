@@ -1,4 +1,7 @@
-"""Laws of ``adjust_scores``: a row of scores belongs to one query and the keys that it sees."""
+"""Laws of scores that are no product: decays of channels add up along the way.
+
+Rows that ``adjust_scores`` changes belong to one query and the keys that it sees.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ _SIZES = ((3, 40), (5, 24), (1, 600))
 _OWN = 12  # keys of the queries' own document
 _OFFSETS = (0, 4099, 1, 70_001, 3)  # where the document of each sequence begins
 _QUERIES = 90  # more than a block
+_UNIT = 1e-9  # of a decay in float64: sums of some 16 gates
 # Scores up to 10 in float64; a scheme may solve for rows of 600.
 _TOLERANCE = ATTENTION_TOL["float32"]
 
@@ -98,6 +102,36 @@ def adjusted_rows_may_be_long(case: SchemeCase) -> None:
     last = _attend(case, {**tensors, "q": tensors["q"][:, :, -2:]}, {"causal": True})
     what, at = f"2 of {_QUERIES} queries", of_tokens("query", np.arange(_QUERIES)[-2:])
     assert_near(last, whole, _TOLERANCE, what, where=at)
+
+
+@law("scheme")
+def channel_decay_adds_up(case: SchemeCase) -> None:
+    """From a key to a query it is that to a token between plus the rest; finite, and 0 at most."""
+    if Hook.CHANNEL_DECAY not in case.scheme.hooks():
+        return
+    rng, (low, high) = np.random.default_rng(31), case.positions
+    near = np.arange(_LENGTH) + max(low, 0)
+    for pos in (near, np.sort(rng.integers(low, high + 1, _LENGTH))):
+        call = case.call(case.tensors(_LENGTH), causal=True, tokens=Tokens(pos)).prepared()
+        decay = np.asarray(call.channel_decay().pairs())  # (B, H, Q, K, D or 1)
+        require(bool(np.all(np.isfinite(decay))), f"not finite at positions {pos}")
+        for i, a, j in _ordered(_LENGTH):
+            whole, parts = decay[:, :, i, j], decay[:, :, i, a] + decay[:, :, a, j]
+            where = f"of query {pos[i]} and key {pos[j]}"
+            require(bool(np.all(whole <= _UNIT)), f"above 0 {where}: {whole.max():.9g}")
+            off = np.abs(whole - parts) / np.maximum(np.abs(whole), 1)
+            worst = np.argmax(off)
+            require(
+                bool(np.all(off < _UNIT)),
+                f"{where}: {whole.ravel()[worst]:.9g}, and by the token at {pos[a]} "
+                f"{parts.ravel()[worst]:.9g}",
+            )
+
+
+def _ordered(length: int) -> list[tuple[int, int, int]]:
+    """Some triples of a query, a token between and a key, with equal ones among them."""
+    every = range(0, length, 3)
+    return [(i, a, j) for i in every for a in every for j in every if j <= a <= i]
 
 
 def _attend(case: SchemeCase, tensors: Any, options: dict[str, Any]) -> Host:

@@ -14,6 +14,7 @@ import numpy as np
 
 import posenc
 from posenc.apply.shapes import as_column, as_row
+from posenc.attn.channel_decay import ChannelDecay
 from posenc.attn.earlier import with_earlier
 from posenc.contract.params import Params, head_views, tile_views
 from posenc.contract.protocol import Hook, PositionScheme, Role
@@ -170,6 +171,11 @@ def _names_read(case: SchemeCase) -> set[str]:
     scheme.key_bias(at[1], params=views(q, k), xp=xp)
     scheme.bias_factor(at[0], params=views(q, k), xp=xp)
     scheme.sink(at[0], params=views(q, k), xp=xp)
+    if Hook.CHANNEL_DECAY in scheme.hooks():
+        both = (Tokens(t.pos, features=t.features) for t in (q, k))
+        decay = ChannelDecay(scheme, xp, whole.dtype, dict(whole), *both)
+        *of_tokens, made = decay.of_pairs()
+        scheme.channel_decay(*of_tokens, params=_Recording(made, names), xp=xp)
     if Hook.ADJUST_SCORES in scheme.hooks():
         scores = vectors @ np.swapaxes(vectors, -1, -2)
         sides = {t.role: _tile_features(t, rows=True) for t in (q, k)}
@@ -261,7 +267,7 @@ def _answers(case: SchemeCase) -> Answers:
     if Hook.BIAS_FACTOR in scheme.hooks():
         views = head_views(scheme, case.whole_params(), dtype=np.dtype("float32"), xp=xp)
         answers["bias_factor"] = scheme.bias_factor(as_column(pos), params=views, xp=xp)
-    if scheme.hooks() & {Hook.ADJUST_SCORES, Hook.SINK, Hook.REGIONS}:
+    if scheme.hooks() & {Hook.CHANNEL_DECAY, Hook.ADJUST_SCORES, Hook.SINK, Hook.REGIONS}:
         tensors: Any = {n: a.astype(np.float32) for n, a in case.tensors(12).items()}
         hidden = Tokens(x=tensors.pop("x"))
         answers["attention"] = posenc.attention(
