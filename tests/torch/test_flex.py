@@ -114,6 +114,22 @@ def test_the_compiled_kernel_equals_the_reference(name, call):
     assert_near(result.numpy(), expected.numpy(), FLOAT32)
 
 
+@long
+@pytest.mark.parametrize("dim", [8, 16])
+def test_what_lies_behind_the_keys_in_memory_reaches_no_row(dim):
+    def followed_by_nan(shape, seed):
+        count = int(np.prod(shape))
+        memory = torch.full((count + 4096,), torch.nan)
+        memory[:count] = torch.tensor(normal((count,), seed), dtype=torch.float32)
+        return memory[:count].view(shape)
+
+    torch._dynamo.reset()
+    arrays = [followed_by_nan((1, 2, 40, dim), seed) for seed in range(3)], None, {}
+    result = attend(posenc.NoPE(), "flex", arrays, causal=True)
+    expected = attend(posenc.NoPE(), "reference", arrays, causal=True)
+    assert_near(result.numpy(), expected.numpy(), FLOAT32)
+
+
 # Options of callers, places, features and sinks
 
 

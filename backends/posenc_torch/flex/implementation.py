@@ -70,6 +70,7 @@ COMPILER: dict[str, Any] = {
 _ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters  # since 2.13
 _OLDEST = (2, 11)
 _MANY_NUMBERS = 16  # FIRE with 8 units reads 26 and compiles in a minute; 32 take far longer
+_SAFE_CHANNELS = 24  # of queries and keys; with as many, the kernel takes products another way
 _MIN_BLOCKS = 8  # of keys: with fewer, skipping blocks saves little
 # The function that replaces the compiled kernel, inside replace_kernel.
 _kernel: ContextVar[Callable[..., Any] | None] = ContextVar("kernel", default=None)
@@ -136,8 +137,8 @@ def arguments(call: Call, diagonals: Diagonals | None = None) -> dict[str, Any]:
         call, gathers=gathers, copied=copied, split=split, masked=mask is not None
     )
     return {
-        "query": call.q,
-        "key": call.k,
+        "query": _widened(call.q),
+        "key": _widened(call.k),
         "value": call.v,
         "score_mod": None if mod is None else mod.score_mod,
         "block_mask": mask,
@@ -320,6 +321,16 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
             return run(*args, **options)
 
     return with_limit
+
+
+def _widened(x: Tensor) -> Tensor:
+    """``x`` with channels of zeros, where a CPU's kernel would spoil a row.
+
+    For up to 16 channels, PyTorch 2.13 stores the scores of a last tile of 8 keys as a tile of 16.
+    The other 8, of what lies behind the keys in memory, become the first maxima of 8 rows.
+    """
+    missing = _SAFE_CHANNELS - x.shape[-1]
+    return x if missing <= 0 or not target.is_cpu(x) else torch.nn.functional.pad(x, (0, missing))
 
 
 def _bias(call: Call) -> SchemeBias | DistanceBias | None:
