@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--schemes", nargs="+", default=["all"], help="default: the catalogue")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, 0 .. N - 1")
     parser.add_argument("--workers", type=int, default=0, help="processes; default: one per core")
+    parser.add_argument("--scheduler", default="", help="of Dask, as for posenc compare")
     parser.add_argument("--out", default="posenc-atlas", help="folder of runs in progress")
     parser.add_argument("--add", nargs="+", default=[], type=Path, metavar="FOLDER")
     options = parser.parse_args()
@@ -68,7 +69,8 @@ def run(task: str, options: argparse.Namespace) -> None:
     """Compute the runs of a task that have no record, and add their records."""
     study = Study(
         task=(task,), schemes=tuple(options.schemes), seeds=options.seeds, backend=BACKEND,
-        workers=options.workers, out=f"{options.out}/{file_name(task)}",
+        workers=options.workers, scheduler=options.scheduler,
+        out=f"{options.out}/{file_name(task)}",
     )  # fmt: skip
     done = {(record["scheme"], record["seed"]) for record in load(task) if record["status"] == "ok"}
     corpus = study.corpus()
