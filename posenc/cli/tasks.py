@@ -132,7 +132,11 @@ def _settings(task: Task) -> Iterator[str]:
     multiples = settings.pop("multiples")
     lengths = " ".join(str(settings["train_len"] * n) for n in multiples)
     for name, value in settings.items():
-        yield f"--{name.replace('_', '-')} {value:g}"
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{'' if value else 'no-'}{option}"
+        else:
+            yield f"--{option} {value if isinstance(value, str) else format(value, 'g')}"
         if name == "train_len":
             yield f"--eval-lens {lengths}"
 

@@ -56,7 +56,9 @@ def test_the_page_of_a_task(name, capsys):
         assert re.search(rf"^  {option}  \w+, default {getattr(task, option)!r}$\n      \w",
                          "\n".join(lines), re.MULTILINE)  # fmt: skip
     for setting in task.defaults().keys() - {"multiples"}:
-        assert f"--{setting.replace('_', '-')} {getattr(recipe, setting):g}" in text
+        value, option = getattr(recipe, setting), setting.replace("_", "-")
+        shown = value if isinstance(value, str) else f"{value:g}"
+        assert (f"--no-{option}" if value is False else f"--{option} {shown}") in text
     assert f"--eval-lens {' '.join(map(str, recipe.eval_lens))} --steps" in text
     (label,) = re.findall(rf"posenc compare --task ({name}\S*)", text)
     assert type(make_task(label)) is kind

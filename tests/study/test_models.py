@@ -272,7 +272,8 @@ def test_a_trainer_that_trains_posencs_decoder_alone_says_so(monkeypatch):
             raise AssertionError
 
     monkeypatch.setattr(runs, "load_trainer", lambda backend: Other)
-    run = SimpleNamespace(model="own_jax_models:same", backend="other", device="cpu")
+    plain = {"dtype": "float32", "accumulate": 1, "compile": False}
+    run = SimpleNamespace(model="own_jax_models:same", backend="other", device="cpu", **plain)
     with pytest.raises(ValueError, match="backend 'other' trains only posenc's own: Other has no"):
         runs.make_trainer(run, None)
 
