@@ -53,7 +53,6 @@ _NO_EFFECT = (
     "posenc/study/task_plots.py",
     "posenc/study/task_tables.py",
     "posenc/study/terminal.py",
-    "posenc/study/usage.py",
     "posenc/testing/",
     "posenc/vectors/",
     "posenc_jax/audit/",
