@@ -84,32 +84,33 @@ class Column:
         return {name: one.text() if one else "–" for name, one in each.items()}
 
     @property
-    def head(self) -> str:
-        """The task and its longest length, as a multiple of that of training."""
+    def lengths(self) -> tuple[int, int]:
+        """The length of training, and the longest of evaluation."""
         recipe = Recipe(task=self.task)
-        return f"{self.task}, {recipe.longest // recipe.train_len}x"
+        return recipe.train_len, recipe.longest
 
-    def shown(self, scheme: str) -> str:
-        """The score at the longest length."""
+    def shown(self, scheme: str, length: int) -> str:
+        """The score at a length."""
         if self.task == TEXT:
-            return f"{self.losses[scheme][max(self.losses[scheme])]:.2f}"
-        return f"{self.outcomes[scheme].score(self.about['eval_lens'][-1]):.2f}".lstrip("0")
+            return f"{self.losses[scheme][length]:.2f}"
+        return f"{self.outcomes[scheme].score(length):.2f}".removeprefix("0")
 
-    def share(self, scheme: str) -> float:
-        """0 to 1, dark to light: how much of what can be reached is reached at the longest length.
+    def share(self, scheme: str, length: int) -> float:
+        """How much of what can be reached is reached at a length, 0 to 1. NaN without records.
 
-        A score above chance, over the best above chance; a loss as the scheme's own at the training
-        length over it. NaN without records.
+        A score above chance, over the best above chance; for a loss, the lowest of all schemes at
+        the training length over it.
         """
         if self.task == TEXT:
             if not (losses := self.losses.get(scheme)):
                 return math.nan
-            return min(1.0, losses[self.about["train_len"]] / losses[max(losses)])
+            best = min(each[self.lengths[0]] for each in self.losses.values())
+            return min(1.0, best / losses[length])
         one = self.outcomes.get(scheme)
         if one is None or not one.records:
             return math.nan
         chance = self.about["chance"]
-        return max(0.0, (one.score(self.about["eval_lens"][-1]) - chance) / (1 - chance))
+        return max(0.0, (one.score(length) - chance) / (1 - chance))
 
 
 def write(docs: Path, stored: Mapping[str, Records]) -> None:
@@ -139,11 +140,12 @@ def blocks(columns: Sequence[Column], costs: Mapping[str, Any]) -> dict[str, str
 
 
 def order(columns: Sequence[Column]) -> list[str]:
-    """Schemes by the mean of their shares, the best first."""
+    """Schemes by the mean of their shares at the longest lengths, the best first."""
     schemes = dict.fromkeys(name for column in columns for name in column.schemes)
 
     def average(scheme: str) -> float:
-        found = [share for column in columns if not math.isnan(share := column.share(scheme))]
+        each = (column.share(scheme, column.lengths[1]) for column in columns)
+        found = [share for share in each if not math.isnan(share)]
         return -mean(found) if found else math.inf
 
     return sorted(schemes, key=lambda scheme: (average(scheme), scheme))
@@ -172,7 +174,7 @@ def _versions(record: Mapping[str, Any]) -> str:
 
 def holds(columns: Sequence[Column]) -> str:
     """Schemes by tasks: to which length."""
-    heads = ["scheme", *(f"{c.task} ({Recipe(task=c.task).train_len})" for c in columns)]
+    heads = ["scheme", *(f"{c.task} ({c.lengths[0]})" for c in columns)]
     rows = [(name, *(c.holds.get(name, "") for c in columns)) for name in order(columns)]
     return "\n".join(table(heads, rows))
 
@@ -245,19 +247,21 @@ def missing(columns: Sequence[Column]) -> str:
 
 
 def picture(columns: Sequence[Column]) -> Figure:
-    """The matrix of schemes and tasks: the score at the longest length, light where it holds."""
+    """The matrix of schemes and tasks: the score at the length of training and at the longest."""
     names = order(columns)
-    values = np.array([[column.share(name) for column in columns] for name in names])
-    figure = Figure(figsize=(2.6 + 0.95 * len(columns), 1.6 + 0.235 * len(names)), dpi=130)
+    places = [(column, length) for column in columns for length in column.lengths]
+    values = np.array([[column.share(name, n) for column, n in places] for name in names])
+    figure = Figure(figsize=(2.2 + 0.7 * len(places), 1.4 + 0.21 * len(names)), dpi=130)
     axes = figure.subplots()
     axes.imshow(values, aspect="auto", cmap="cividis", vmin=0, vmax=1)
     for row, name in enumerate(names):
-        for place, column in enumerate(columns):
+        for place, (column, length) in enumerate(places):
             share = values[row, place]
-            text = "–" if math.isnan(share) else column.shown(name)
+            text = "–" if math.isnan(share) else column.shown(name, length)
             colour = _INK if math.isnan(share) or share > 0.55 else _PALE
             axes.text(place, row, text, ha="center", va="center", fontsize=8, color=colour)
-    axes.set_xticks(range(len(columns)), [c.head.replace(", ", "\n") for c in columns], fontsize=8)
+    heads = [f"{column.task}\n{n // column.lengths[0]}x" for column, n in places]
+    axes.set_xticks(range(len(places)), heads, fontsize=8)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
     axes.spines[:].set_visible(False)
