@@ -10,10 +10,10 @@ from posenc.study.columns import align
 from posenc.study.estimate import Speed, estimate, memory_of, parameters, speed_of
 from posenc.study.origin import cores
 from posenc.study.outputs import check_folder
+from posenc.study.progress import Progress, duration, number, width
 from posenc.study.run import Run
 from posenc.study.runner import jobs, plan, plan_tuning
 from posenc.study.study import Study
-from posenc.study.terminal import Progress, duration, number, width
 from posenc.study.trainer import choose_backend
 
 _COLUMNS = (

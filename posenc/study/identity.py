@@ -44,6 +44,7 @@ _NO_EFFECT = (
     "posenc/study/outputs.py",
     "posenc/study/panels.py",
     "posenc/study/plots.py",
+    "posenc/study/progress.py",
     "posenc/study/report.py",
     "posenc/study/statistics.py",
     "posenc/study/stopping.py",

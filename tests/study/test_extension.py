@@ -22,6 +22,7 @@ from posenc.study.estimate import _forward, _sliding
 from posenc.study.float_positions import Step, units
 from posenc.study.outcomes import outcomes, tasks
 from posenc.study.plots import finetuning_svg
+from posenc.study.progress import Progress
 from posenc.study.recipe import Recipe
 from posenc.study.results import write_tables
 from posenc.study.runner import compute, plan
@@ -30,7 +31,7 @@ from posenc.study.specs import Plans
 from posenc.study.tables import PROTOCOLS, caption, difference_tables, loss_tables, settings
 from posenc.study.task_tables import sentences, task_table, tasks_csv
 from posenc.study.tasks.text import Text
-from posenc.study.terminal import Progress, describe
+from posenc.study.terminal import describe
 
 BACKENDS = [name for name in ("jax", "torch") if require(name)]
 several_backends = pytest.mark.parametrize("backend", some(BACKENDS, BACKENDS[-1:], long))
@@ -234,8 +235,8 @@ def test_tasks_are_fine_tuned_too(tmp_path):
 
 def test_progress_names_the_run_that_is_fine_tuned(tmp_path, monkeypatch):
     one, printed = study(tmp_path, schemes=("rope", "rope~nope"), **TUNED), []
-    monkeypatch.setattr("posenc.study.terminal._EVERY", 0.0)
-    monkeypatch.setattr("posenc.study.terminal._SHARE", 0.0)
+    monkeypatch.setattr("posenc.study.progress._EVERY", 0.0)
+    monkeypatch.setattr("posenc.study.progress._SHARE", 0.0)
     progress = Progress(one, 0, printed.append, trainings=1)
     rope, nope = one.runs(Corpus("", b"", b"", 0, 0, ""), BACKENDS[-1])
     for run, step in ((rope, 1), (rope, 3), (rope, 4), (nope, 4), (nope, 5)):

@@ -14,18 +14,18 @@ import pytest
 from posenc.cli.main import main
 from posenc.layers import LayerPlan
 from posenc.schemes import NoPE
-from posenc.study import Study, run_study, terminal
+from posenc.study import Study, run_study
 from posenc.study.corpus import from_files
 from posenc.study.decoder import Decoder
 from posenc.study.dry_run import dry_run
 from posenc.study.estimate import Speed, estimate, memory_of, parameters
 from posenc.study.events import crc32c, event, record
 from posenc.study.live import LiveLine
+from posenc.study.progress import Progress, number
 from posenc.study.recipe import Recipe
 from posenc.study.results import save
 from posenc.study.run import Run
 from posenc.study.runner import plan
-from posenc.study.terminal import Progress, number
 from posenc.study.trackers import TensorBoard, Trackers, make_trackers
 from posenc.study.usage import Usage
 
@@ -126,7 +126,7 @@ def test_a_log_has_none(monkeypatch):
 
 def test_the_live_line_adds_up_what_all_runs_use(study, monkeypatch):
     now = SimpleNamespace(seconds=0.0)
-    monkeypatch.setattr(terminal.time, "perf_counter", lambda: now.seconds)
+    monkeypatch.setattr("posenc.study.progress.time.perf_counter", lambda: now.seconds)
     monkeypatch.setenv("COLUMNS", "120")
     printed, shown = [], []
     progress = Progress(study, 0, printed.append, show=shown.append)

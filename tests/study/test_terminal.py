@@ -11,10 +11,10 @@ import pytest
 
 import posenc
 from posenc.cli import main as cli
-from posenc.study import origin, results, terminal
+from posenc.study import origin, progress, results, terminal
 from posenc.study.corpus import Corpus
+from posenc.study.progress import Progress
 from posenc.study.study import Study
-from posenc.study.terminal import Progress
 
 STUDY = Study(schemes=("alibi", "rope"), seeds=2, steps=1000, backend="jax")
 CORPUS = Corpus("a folder of texts " * 8, b"x" * 9, b"y" * 9, 1, 1, "ab" * 32)
@@ -24,7 +24,7 @@ CORPUS = Corpus("a folder of texts " * 8, b"x" * 9, b"y" * 9, 1, 1, "ab" * 32)
 def clock(monkeypatch):
     """A clock that tests advance."""
     now = SimpleNamespace(seconds=0.0)
-    monkeypatch.setattr(terminal.time, "perf_counter", lambda: now.seconds)
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now.seconds)
     return now
 
 
