@@ -5,12 +5,12 @@
 ``python docs/atlas.py --task text passkey``               every scheme of the catalogue first,
                                                            three seeds, where none is stored
 ``python docs/atlas.py --task copy --schemes t5 --seeds 5``  two more seeds of one scheme
-``python docs/atlas.py --add FOLDER...``                   finished runs of ``posenc compare``
+``python docs/atlas.py --add FOLDER...``                   a finished ``posenc compare``
 =========================================================  ======================================
 
 Records lie in docs/atlas, one file for each task, JSON Lines compressed by xz. A record is never
-computed twice: another seed, scheme or task adds rows. It must have the task's own settings. Runs
-in progress are kept in ``--out``, so the same command goes on where it was stopped.
+computed twice: another seed, scheme or task adds rows. It must have the task's own settings and the
+text of the others. Runs in progress are kept in ``--out``: the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from posenc.study.origin import cores, processor
+from posenc.study.joined import read
+from posenc.study.origin import processor
 from posenc.study.recipe import Recipe
 from posenc.study.runner import compute, jobs, plan
 from posenc.study.study import Study
@@ -57,8 +58,7 @@ def main() -> None:
     parser.add_argument("--add", nargs="+", default=[], type=Path, metavar="FOLDER")
     options = parser.parse_args()
     for folder in options.add:
-        lines = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("runs/*.json"))]
-        add([json.loads(line) for line in lines])
+        add_folder(folder)
     for task in options.task:
         run(task, options)
     FOLDER.mkdir(exist_ok=True)
@@ -86,21 +86,31 @@ def run(task: str, options: argparse.Namespace) -> None:
             state = record["error"] or "ok"
             print(f"  {record['scheme']}, seed {record['seed']}: {state} ({minutes:.0f} min)")
     finally:  # also on Ctrl-C
-        add(found)
+        add(found, "workers of a scheduler" if options.scheduler else processor())
 
 
-def add(records: Iterable[Record]) -> None:
+def add_folder(folder: Path) -> None:
+    """Store the records of a finished ``posenc compare``, of this machine or another one."""
+    part = read(folder)
+    if part.summary["config"]["sweep"]:
+        raise ValueError(f"the atlas has no tuned runs, and {str(folder)!r} is of a sweep")
+    add(part.records, part.summary["versions"]["processor"])
+
+
+def add(records: Iterable[Record], machine: str) -> None:
     """Store records; a finished one of a scheme and seed stays, a failed one is replaced."""
     own: dict[str, list[Record]] = {}
     for record in records:
         check(record)
         own.setdefault(record["task"], []).append(record)
     for task, new in own.items():
-        by_run = {(record["scheme"], record["seed"]): record for record in load(task)}
+        before = load(task)
+        check_data([*before, *new])
+        by_run = {(record["scheme"], record["seed"]): record for record in before}
         for record in new:
             name = record["scheme"], record["seed"]
             if name not in by_run or by_run[name]["status"] != "ok":
-                by_run[name] = slim(record)
+                by_run[name] = slim(record, machine)
         save(task, by_run.values())
 
 
@@ -117,11 +127,22 @@ def check(record: Record) -> None:
         raise ValueError(f"the atlas is of backend {BACKEND}, got {record['backend']}")
 
 
-def slim(record: Record) -> Record:
+def check_data(records: Iterable[Record]) -> None:
+    """``ValueError`` unless all records of a task are of the same text or examples."""
+    first, *others = records
+    for other in others:
+        if other["data"] != first["data"]:
+            raise ValueError(
+                f"{other['task']} {other['scheme']}: the atlas has data {first['data'][:12]}, got "
+                f"{other['data'][:12]}: another text, Python or form of the task"
+            )
+
+
+def slim(record: Record, machine: str) -> Record:
     """The record without what the page does not need, and with the machine that it came from."""
     kept = {name: value for name, value in record.items() if name not in _LEFT_OUT}
     if record["status"] == "ok":
-        kept["versions"] = {**record["versions"], "processor": processor(), "cores": cores()}
+        kept["versions"] = {**record["versions"], "processor": machine}
     return kept
 
 

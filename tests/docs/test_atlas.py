@@ -8,6 +8,7 @@ import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,18 +34,20 @@ def record(scheme="alibi", seed=0, status="ok", recipe=(), **changed):
     versions = {"jax": "0.10.2", "device": "cpu"}
     return {
         "task": "majority", "scheme": scheme, "seed": seed, "status": status, "backend": "jax",
-        "recipe": {**usual, **dict(recipe)}, "versions": versions, "curve": [1.0], **changed,
+        "recipe": {**usual, **dict(recipe)}, "versions": versions, "data": "examples",
+        "curve": [1.0], **changed,
     }  # fmt: skip
 
 
 def test_a_finished_record_stays_and_a_failed_one_is_replaced(atlas):
-    atlas.add([record(mark=1), record("rope", status="failed", mark=1)])
-    atlas.add([record(mark=2), record("rope", mark=2), record(seed=3, mark=2)])
+    atlas.add([record(mark=1), record("rope", status="failed", mark=1)], "one")
+    atlas.add([record(mark=2), record("rope", mark=2), record(seed=3, mark=2)], "another")
     found = {(each["scheme"], each["seed"]): each for each in atlas.load("majority")}
     marks = {name: each["mark"] for name, each in found.items()}
     assert marks == {("alibi", 0): 1, ("rope", 0): 2, ("alibi", 3): 2}
     assert "curve" not in found["alibi", 0]
-    assert found["rope", 0]["versions"]["processor"]
+    machines = [found[name]["versions"]["processor"] for name in (("alibi", 0), ("rope", 0))]
+    assert machines == ["one", "another"]
 
 
 @pytest.mark.parametrize(
@@ -53,12 +56,29 @@ def test_a_finished_record_stays_and_a_failed_one_is_replaced(atlas):
 )
 def test_other_settings_are_refused(atlas, changed, named):
     with pytest.raises(ValueError, match=named):
-        atlas.add([record(**changed)])
+        atlas.add([record(**changed)], "one")
     assert atlas.load("majority") == []
 
 
+def test_another_text_is_refused(atlas):
+    atlas.add([record()], "one")
+    with pytest.raises(ValueError, match="the atlas has data examples, got others"):
+        atlas.add([record(seed=1, data="others")], "one")
+
+
+def test_a_folder_says_which_machine_it_is_of_and_tuned_runs_are_refused(atlas, monkeypatch):
+    summary = {"config": {"sweep": []}, "versions": {"processor": "far away"}}
+    part = SimpleNamespace(summary=summary, records=[record()])
+    monkeypatch.setattr(atlas, "read", lambda folder: part)
+    atlas.add_folder(Path("there"))
+    assert atlas.load("majority")[0]["versions"]["processor"] == "far away"
+    summary["config"]["sweep"] = ["learning_rate"]
+    with pytest.raises(ValueError, match="no tuned runs, and 'there'"):
+        atlas.add_folder(Path("there"))
+
+
 def test_the_same_records_give_the_same_file(atlas):
-    atlas.add([record("rope"), record("alibi")])
+    atlas.add([record("rope"), record("alibi")], "one")
     path = atlas.FOLDER / "majority.jsonl.xz"
     before = path.read_bytes()
     atlas.save("majority", reversed(atlas.load("majority")))
