@@ -107,3 +107,13 @@ def test_the_table_of_facts_is_that_of_the_records(atlas, monkeypatch):
     monkeypatch.setattr(atlas, "FOLDER", DOCS / "atlas")
     columns = [atlas.atlas_page.Column(task, each) for task, each in atlas.stored().items()]
     assert atlas.atlas_page.facts(columns) in PAGE
+
+
+def test_losses_in_the_text_are_those_of_the_records(atlas, monkeypatch):
+    monkeypatch.setattr(atlas, "FOLDER", DOCS / "atlas")
+    column = atlas.atlas_page.Column("text", atlas.stored()["text"])
+    section = PAGE.partition("## What surprised")[2].partition("\n## ")[0]
+    begins = {"T5": "t5", "FIRE": "fire", "ALiBi": "alibi", "RoPE": "rope", "PoPE": "pope"}
+    for begin, scheme in begins.items():
+        pair = re.search(rf"^\| {begin}\b[^|]*?(\d\.\d\d → \d\.\d\d) \|", section, re.MULTILINE)[1]
+        assert pair == " → ".join(column.shown(scheme, n) for n in column.lengths), scheme
