@@ -15,6 +15,7 @@ from cases import (
     options_of,
     quick,
     tensors_of,
+    waits,
     widens,
 )
 from frameworks import FUSED, HAS
@@ -32,7 +33,9 @@ MISSING = [found for found in FUSED if found.values[0] is None]
 def tried(calls):
     """Parameters of every call on every implementation."""
     return [
-        pytest.param(route, *call, id="-".join((str(route), *call)))
+        pytest.param(
+            route, *call, id="-".join((str(route), *call)), marks=[long] * waits(route, call)
+        )
         for (route,) in (found.values for found in FUSED)
         if route is not None
         for call in calls(route)

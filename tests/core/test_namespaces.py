@@ -76,35 +76,35 @@ def applied(function, scheme):
 
 
 @pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_shapes_and_dtypes_without_data(subject, function):
+def test_shapes_and_dtypes_without_data(subject):
     import torch
 
     scheme = SUBJECTS[subject]
     arrays = arguments(scheme, "float32")
-    expected = applied(function, scheme)(arrays)
     meta = {name: torch.tensor(a, device="meta") for name, a in arrays.items()}
-    found = applied(function, scheme)(meta)
-    if expected is None:
-        assert found is None
-        return
-    assert found.device.type == "meta"
-    assert found.shape == expected.shape
-    assert found.dtype == getattr(torch, str(expected.dtype))
+    for function in FUNCTIONS:
+        expected = applied(function, scheme)(arrays)
+        found = applied(function, scheme)(meta)
+        if expected is None:
+            assert found is None, function
+            continue
+        assert found.device.type == "meta", function
+        assert found.shape == expected.shape, function
+        assert found.dtype == getattr(torch, str(expected.dtype)), function
 
 
 @pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_torch_inputs_stay_as_they_were(subject, function):
+def test_torch_inputs_stay_as_they_were(subject):
     import torch
 
     scheme = SUBJECTS[subject]
     arrays = {n: torch.tensor(a) for n, a in arguments(scheme, "float32").items()}
     versions = {name: a._version for name, a in arrays.items()}
-    applied(function, scheme)(arrays)
-    assert versions == {name: a._version for name, a in arrays.items()}
+    for function in FUNCTIONS:
+        applied(function, scheme)(arrays)
+        assert versions == {name: a._version for name, a in arrays.items()}, function
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"])

@@ -157,12 +157,10 @@ def _host(array):
     return np.swapaxes(array, 1, 2) if array.ndim == 4 else array
 
 
-QUICK = [
-    ("kerple_log", "shuffled", "float32"),
+QUICK = [("kerple_log", "shuffled", "float32")]
+MORE = [
     ("t5-near", "aligned", "float32"),
     ("fox-alibi", "first-tokens", "bfloat16"),
-]
-MORE = [
     ("nope", "window-both-sides", "float32"),
     ("nope", "segments", "bfloat16"),
     ("alibi", "many-keys", "float32"),

@@ -41,7 +41,7 @@ WARM = (
     "hypothesis.extra.numpy", "jax.numpy", "mpmath", "numpy", "torch",
 )  # fmt: skip
 OPTIONS = (
-    "-x", "-q", "-p", "no:cacheprovider", "-n", "0",
+    "-x", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "not exhaustive",
     "-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning",  # hypothesis
 )  # fmt: skip
 LIMIT = 180.0  # seconds for one run of tests
@@ -92,7 +92,13 @@ class Watch:
         settings.load_profile("mutations")
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [i for i in items if any(all(w in i.nodeid for w in t) for t in self._tests)]
+        """Tests of the quick part; where it has none of such an id, those of the long part."""
+        chosen: dict[pytest.Item, None] = {}
+        for words in self._tests:
+            own = [item for item in items if all(word in item.nodeid for word in words)]
+            quick = [item for item in own if not item.get_closest_marker("long")]
+            chosen |= dict.fromkeys(quick or own)
+        items[:] = [item for item in items if item in chosen]
 
     def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
         if self.failed:

@@ -97,6 +97,26 @@ COSTLY = {
         ("t5", "everything", "bfloat16"),
     ],
 }
+# Of these, what the quick part leaves to the long one: options that NumPy and the other
+# implementations of the same framework meet in it, in a second a call where these take several.
+AT_LENGTH = {
+    "chunked": {
+        ("t5", "window-both-sides", "float32"), ("t5", "shuffled", "float32"),
+        ("t5", "everything", "float64"), ("fox", "segments", "float32"),
+        ("alibi-learned", "window", "float32"), ("both", "grouped", "float32"),
+        ("sink", "causal", "float32"), ("rerope", "causal", "float32"),
+    },
+    "xla": {("t5", "everything", "float32"), ("both", "grouped", "float32")},
+    "flex": {
+        ("t5", "window-both-sides", "float32"), ("t5", "shuffled", "float32"),
+        ("fox", "fewer-queries", "float32"), ("sink", "causal", "float32"),
+    },
+}  # fmt: skip
+
+
+def waits(route, call):
+    """Whether a call of ``quick`` is for the long part."""
+    return compiles(route) and call in AT_LENGTH.get(route.implementation, ())
 
 
 def compiles(route):

@@ -73,10 +73,9 @@ EVERY += [("parabola", "plain", "zigzag"), ("rope+key-side", "causal", "zigzag")
 EVERY += [("sink", "window", "contiguous"), ("shaw", "segments", "zigzag")]
 EVERY += [("rerope-leaky", "fully-masked", "zigzag")]
 WIDE = [("fading", "segments", "zigzag")]
-# Packed documents, gates, and a sink, which needs the log-sum-exp's gradient.
+# Packed documents, and a sink, which needs the log-sum-exp's gradient.
 QUICK = [
     ("t5", "segments", "zigzag"),
-    ("fading", "default-x", "contiguous"),
     ("sink", "window", "contiguous"),
 ]
 PARTS = {"quick": (QUICK, []), "rest": ([at for at in EVERY if at not in QUICK], WIDE)}

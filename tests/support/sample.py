@@ -20,6 +20,25 @@ def in_turn(names, place, places, *, times=1):
     return [name for n, name in enumerate(names) if (place - n) % places < times]
 
 
+class Turns:
+    """Parametrizes tests of a file with subjects: all take some, the others come in turn.
+
+    Each of ``names`` that is not in ``always`` meets ``times`` of the tests in the quick part, and
+    all in the long part.
+    """
+
+    def __init__(self, names, always, *, tests, times):
+        self._always, self._tests, self._times = always, tests, times
+        self._names, self._place = list(names), 0
+
+    def __call__(self, test):
+        others = [name for name in self._names if name not in self._always]
+        own = in_turn(others, self._place, self._tests, times=self._times)
+        self._place += 1
+        few = {*self._always, *own}
+        return pytest.mark.parametrize("subject", some(self._names, few, long))(test)
+
+
 def few_of_jax(routes):
     """Parameters by implementation; in the quick part JAX's ``chunked`` stands for the others.
 

@@ -121,6 +121,9 @@ SUBJECTS: dict[str, PositionScheme] = from_catalogue() | {
     "both": examples.Both(HEAD_DIM),
     **PROOFS,
 }
+# These show most faults: nothing, a rotation, a bias, a table, learned numbers, sums, features of
+# queries.
+TELLING = ("nope", "rope", "alibi", "t5", "alibi-learned", "fading", "inkling")
 
 
 def heads(scheme: PositionScheme) -> int:

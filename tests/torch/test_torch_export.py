@@ -74,9 +74,9 @@ KINDS = ("learned", "nope", "rope", "sinusoidal", "t5")
 # Strict: numbers that are kept for a bias, and those kept for angles, must be in the program.
 QUICK = [
     ("t5", "decoding", False),
-    ("rope", "whole", True),
 ]
 MORE = [
+    ("rope", "whole", True),
     *[(name, "whole", False) for name in KINDS],
     ("fox", "documents", False),
     ("both", "documents", False),
@@ -135,6 +135,7 @@ def test_a_sink_over_shared_keys_serves_every_length(strict):
         assert_near(run(*shorter).detach(), layer(*shorter).detach(), FLOAT32)
 
 
+@long
 def test_a_pass_over_layers_serves_every_length():
     """An embedding, a table that layers share, and positions as input; far ones too."""
     schemes = [posenc.Sinusoidal(HEAD_DIM), posenc.T5Bias(2, causal=True), posenc.RoPE(HEAD_DIM)]

@@ -9,8 +9,8 @@ import warnings
 import numpy as np
 import pytest
 from frameworks import HAS, PARTIAL
-from sample import long, some
-from subjects import MAX_LEN, SUBJECTS, heads, normal, steers_attention
+from sample import Turns, long, some
+from subjects import MAX_LEN, SUBJECTS, TELLING, heads, normal, steers_attention
 
 import posenc
 from posenc.testing import assert_near
@@ -30,7 +30,7 @@ FLOAT32 = ATTENTION_TOL["float32"]
 # A bfloat16 has 8 bits; the sum of two numbers up to 4 is rounded once.
 BFLOAT16 = 2.0**-7
 
-everywhere = pytest.mark.parametrize("subject", SUBJECTS)
+everywhere = Turns(SUBJECTS, TELLING, tests=13, times=4)
 
 
 def inputs(scheme, length=6, dtype=torch.float32):
