@@ -94,8 +94,9 @@ class Watch:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Tests of the quick part; where it has none of such an id, those of the long part."""
         chosen: dict[pytest.Item, None] = {}
+        tried = [item for item in items if not item.get_closest_marker("exhaustive")]
         for words in self._tests:
-            own = [item for item in items if all(word in item.nodeid for word in words)]
+            own = [item for item in tried if all(word in item.nodeid for word in words)]
             quick = [item for item in own if not item.get_closest_marker("long")]
             chosen |= dict.fromkeys(quick or own)
         items[:] = [item for item in items if item in chosen]
