@@ -18,7 +18,7 @@ from posenc_jax.decoder import decoder_logits
 from posenc_jax.position import Positions
 from posenc_jax.study import OwnModel, own_logits
 
-_TOKENS = 2048  # in one evaluation batch
+_TOKENS, _ON_CPU = 32768, 1024  # in one evaluation batch; scores of more leave a CPU's caches
 _PREFIXES = ("", "optimizer.first.", "optimizer.second.")  # of params and moments in a state
 
 
@@ -76,7 +76,8 @@ class Trainer:
         """
         rows, length = arrays[0].shape
         layers = self._decoder.layers(plan, length=length, window=window)
-        size, static = max(1, _TOKENS // length), _Static(self._decoder)
+        tokens = _ON_CPU if self._device.platform == "cpu" else _TOKENS
+        size, static = max(1, tokens // length), _Static(self._decoder)
         filled = [np.pad(a, ((0, -rows % size), (0, 0))).astype(np.int32) for a in arrays]
         parts = zip(*(np.split(a, len(a) // size) for a in filled), strict=True)
         return [program(static, layers, self._params, *part) for part in parts]
