@@ -252,14 +252,11 @@ def _answers(case: SchemeCase) -> Answers:
     scheme, params = case.scheme, case.params
     q, k = (case.tokens(pos, role) for role in _ROLES)
 
-    def transformed(scheme: PositionScheme, tokens: RoleTokens) -> Host:
-        return replace(case, scheme=scheme).transform(x, tokens, params)
-
     answers = {
         "bias": case.bias(q, k),
         "embedding": posenc.embedding(scheme, pos, params),
-        "transform of queries": transformed(scheme, q),
-        "transform of keys": transformed(scheme, k),
+        "transform of queries": case.transform(x, q, params),
+        "transform of keys": case.transform(x, k, params),
         "scale": np.asarray([scheme.scale(dim) for dim in (case.head_dim, 64)], np.float64),
     }
     for tokens in (q, k):
@@ -278,8 +275,10 @@ def _answers(case: SchemeCase) -> Answers:
         answers["attention far away"] = _across_distances(case)
     for length in _LENGTHS:
         longer = scheme.at_length(length)
-        own = replace(case, scheme=longer)
-        there = answers if longer is scheme else _answers_at_length(own, q, k, x)
+        if longer is scheme:
+            there = answers
+        else:
+            there = _answers_at_length(replace(case, scheme=longer), q, k, x)
         answers |= {f"{name} at length {length}": there[name] for name in _AT_LENGTH}
     return answers
 
