@@ -13,7 +13,7 @@ from jax import Array, lax
 from posenc.backend import Call, Tokens, bias_by_distance, has_channel_decay
 from posenc_jax.chunked.blocks import Tiling
 from posenc_jax.operations import is_cheaper_by_distance
-from posenc_jax.unfold import unfold
+from posenc_jax.unfold import slices
 
 TABLE = "by_distance"  # among a tile's learned arrays
 
@@ -40,5 +40,5 @@ def tile_of_table(table: Array, tiling: Tiling, query: Tokens, key: Tokens) -> A
     first_query, first_key = query.pos.min(), key.pos.min()
     start = first_key - (first_query + rows - 1) + tiling.k_len - 1 + tiling.padding[0]
     values = lax.dynamic_slice_in_dim(table, start, rows + columns - 1, axis=-1)
-    tile: Array = unfold(values, rows)[None]
+    tile: Array = slices(values, rows=rows)[None]
     return tile
