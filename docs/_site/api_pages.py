@@ -146,7 +146,8 @@ def _directive(module: str, name: str, done: dict[int, str]) -> list[str]:
         return [f".. autofunction:: {full}"]
     lines = [f".. autoclass:: {full}", "   :members:"]
     # Declared by each scheme, and described once.
-    return lines if name == "PositionScheme" else [*lines, "   :exclude-members: paper"]
+    own = "   :inherited-members:" if name == "PositionScheme" else "   :exclude-members: paper"
+    return [*lines, own]
 
 
 def _of_data(value: Any) -> list[str]:
