@@ -15,7 +15,7 @@ from posenc.study.picture import FORMATS, encode
 from posenc.study.plots import figure_svg
 from posenc.study.report import page
 from posenc.study.results import write_whole
-from posenc.study.tables import Table, escape_markdown, wrap
+from posenc.study.table import Table, escape_markdown, wrap
 
 _HEADINGS = {
     "loss": "Loss by length",

@@ -9,6 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from posenc.study.captions import caption, failures, has_lost_runs, schemes_as_built, settings
+from posenc.study.differences import (
+    baseline,
+    difference_tables,
+    differences,
+    end_lengths,
+    growth,
+    growth_table,
+    main_protocol,
+)
 from posenc.study.outcomes import has_text, of_task, outcomes, tasks, texts
 from posenc.study.panels import GRID, INK, MUTED, PALETTE
 from posenc.study.plots import curve_svg, finetuning_svg, loss_svgs, note, position_svg
@@ -23,29 +33,15 @@ from posenc.study.statistics import (
 )
 from posenc.study.sweep_plots import tuning_svgs
 from posenc.study.sweep_tables import tuning_sentences, tuning_table
+from posenc.study.table import Table, escape_markdown, wrap
 from posenc.study.tables import (
-    Table,
-    baseline,
-    caption,
     cost_table,
-    difference_tables,
-    differences,
-    end_lengths,
-    escape_markdown,
-    failures,
-    growth,
-    growth_table,
-    has_lost_runs,
     holds_table,
     loss_tables,
-    main_protocol,
-    schemes_as_built,
-    settings,
     several_lengths,
     stability_table,
     table_markdown,
     table_text,
-    wrap,
 )
 from posenc.study.task_plots import group_svg, task_svg
 from posenc.study.task_tables import notes, sentences, task_tables
