@@ -44,6 +44,7 @@ _NO_EFFECT = (
     "posenc/study/origin.py",
     "posenc/study/outcomes.py",
     "posenc/study/outputs.py",
+    "posenc/study/page.py",
     "posenc/study/panels.py",
     "posenc/study/plots.py",
     "posenc/study/progress.py",
