@@ -19,7 +19,7 @@ from posenc_torch.api import IMPLEMENTATIONS, attention
 from posenc_torch.bound import Bound, PlainLayer
 from posenc_torch.chunked.implementation import WHY_NOT_COMPILED
 from posenc_torch.chunked.parts import small_blocks
-from posenc_torch.flex.implementation import uncompiled
+from posenc_torch.flex.programs import uncompiled
 
 
 class Torch(Framework):

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from posenc_torch.flex.implementation import uncompiled
+from posenc_torch.flex.programs import uncompiled
 from posenc_torch.testing import Torch
 
 COMPILED = ("flex",)

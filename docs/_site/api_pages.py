@@ -145,8 +145,9 @@ def _directive(module: str, name: str, done: dict[int, str]) -> list[str]:
     if kind == "function":
         return [f".. autofunction:: {full}"]
     lines = [f".. autoclass:: {full}", "   :members:"]
-    # Declared by each scheme, and described once.
-    return lines if name == "PositionScheme" else [*lines, "   :exclude-members: paper"]
+    if name == "PositionScheme":  # attributes of a base count as undocumented, and are not
+        return [*lines, "   :inherited-members:", "   :undoc-members:"]
+    return [*lines, "   :exclude-members: paper"]  # declared by each scheme, described once
 
 
 def _of_data(value: Any) -> list[str]:

@@ -15,13 +15,14 @@ import numpy as np
 from markdown_parts import table
 from matplotlib.figure import Figure
 
+from posenc.study.captions import failures, length_label
 from posenc.study.outcomes import Outcome, outcomes
 from posenc.study.picture import encode
 from posenc.study.recipe import Recipe
 from posenc.study.specs import sides
 from posenc.study.statistics import Records, mean_interval
 from posenc.study.study import Study
-from posenc.study.tables import failures, holds_table, length_label, loss_tables
+from posenc.study.tables import holds_table, loss_tables
 from posenc.study.tasks.catalogue import TEXT, expand
 from posenc.study.terminal import describe
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from posenc.audit import conventions
 from posenc.audit.arguments import NAMES, parameters_of
-from posenc.audit.candidate import Candidate, CannotExpressError, Kind, Sizes
+from posenc.audit.candidate import Candidate, CannotExpressError, Kind, Sizes, said
 from posenc.audit.check import asked, at_sizes, check, has_gradients
 from posenc.audit.conventions import NotCalledError
 from posenc.audit.grid import Case, cases, near, on_axes
@@ -94,7 +94,7 @@ def audit_path(
     try:
         found = load(path)
     except Exception as error:  # whatever an import of somebody's module raises
-        return [_not_called(path, label, f"{path} was not found: {conventions.said(error)}")]
+        return [_not_called(path, label, f"{path} was not found: {said(error)}")]
     if isinstance(found, Candidate):
         return audit(found, grid)
     try:

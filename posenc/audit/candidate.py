@@ -16,6 +16,12 @@ class CannotExpressError(Exception):
     """The implementation has no option for what is asked; the message says which."""
 
 
+def said(error: BaseException) -> str:
+    """An exception in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Sizes that a function is made for."""

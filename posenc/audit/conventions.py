@@ -29,7 +29,7 @@ from posenc.audit.arguments import (
     must_be_given,
     parameters_of,
 )
-from posenc.audit.candidate import KINDS, CannotExpressError
+from posenc.audit.candidate import KINDS, CannotExpressError, said
 from posenc.audit.gold import Question
 from posenc.testing.framework import Framework, Host, select_frameworks
 
@@ -193,12 +193,6 @@ def _call(
             raise CannotExpressError("it returns (L, D): it has no rows of a batch")
         return found[None]
     return found
-
-
-def said(error: BaseException) -> str:
-    """An exception in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}"
 
 
 def _checked(found: Any, question: Question, arrays: Framework) -> tuple[Host, str]:

@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, v
 from importlib.util import find_spec
 from typing import Any
 
-from posenc.audit.candidate import Candidate, CannotExpressError, Sizes
+from posenc.audit.candidate import Candidate, CannotExpressError, Sizes, said
 from posenc.audit.record import Record, Status
 from posenc.contract.checks import check_choice
 
@@ -122,9 +122,9 @@ def _library(name: str, entry: EntryPoint | None, grid: str) -> list[Record]:
     except ModuleNotFoundError as error:
         if error.name and "." not in error.name and find_spec(error.name) is None:
             return records + one("not installed", f"{name} needs {error.name}, which is not")
-        return records + one("not called", f"its adapter raised {_said(error)}")
+        return records + one("not called", f"its adapter raised {said(error)}")
     except Exception as error:  # an adapter for another version of the library
-        return records + one("not called", f"its adapter raised {_said(error)}")
+        return records + one("not called", f"its adapter raised {said(error)}")
     return records or one("not called", "its adapter gave no candidate")
 
 
@@ -144,7 +144,7 @@ def _candidate(candidate: Candidate, grid: str) -> list[Record]:
             Record(
                 candidate.library, candidate.subject, candidate.label, "call", "not called",
                 version=candidate.version, path=candidate.path,
-                message=f"it raised {_said(error)}",
+                message=f"it raised {said(error)}",
             )
         ]  # fmt: skip
 
@@ -168,11 +168,6 @@ def _guarded(make: Callable[[Sizes], Callable[..., Any]]) -> Callable[[Sizes], C
         except CannotExpressError:
             raise
         except Exception as error:
-            raise NotCalledError(f"it could not be made: {_said(error)}") from error
+            raise NotCalledError(f"it could not be made: {said(error)}") from error
 
     return made
-
-
-def _said(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}"

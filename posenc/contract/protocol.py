@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from posenc.contract.checks import check_scheme
-from posenc.contract.declared import Declared
+from posenc.contract.facts import Facts
+from posenc.contract.hooks import Hook, Hooked
 from posenc.contract.operations import hold
 from posenc.contract.specs import (
     Array,
     Arrays,
     FeatureSpec,
-    Hook,
     Initializer,
     Namespace,
     ParamSpec,
@@ -31,7 +31,7 @@ class SchemeWarning(UserWarning):
     """A call is allowed, but it probably does not do what its author wants."""
 
 
-class PositionScheme(Declared):
+class PositionScheme(Hooked, Facts):
     """Base class of positional encodings.
 
     A scheme may act on token embeddings (``embedding``), on queries and keys (``transform``), and
@@ -51,7 +51,8 @@ class PositionScheme(Declared):
 
     Hyperparameters are fields of the dataclass, checked as they are annotated
     (``posenc.contract.fields``). NumPy numbers in them become Python numbers before
-    ``__post_init__`` runs.
+    ``__post_init__`` runs. Facts are class keywords (``posenc.contract.facts``):
+    ``class ALiBi(PositionScheme, relative=True)``.
 
     If a bias depends on more than positions, ``feature_specs`` declares *features*: named arrays,
     computed once per token from its hidden state, query or key. ``bias`` and ``key_bias`` read them
@@ -61,43 +62,6 @@ class PositionScheme(Declared):
     Letters in shapes: ``B`` batch, ``H`` heads, ``Hk`` heads of keys and values, ``L`` tokens,
     ``Q`` queries, ``K`` keys, ``D`` head_dim, ``C`` width of hidden states, ``M`` size of a table.
     """
-
-    # Facts, given as class keywords: ``class ALiBi(PositionScheme, relative=True)``.
-
-    relative: bool = False
-    """Whether ``bias`` depends on positions only through ``k_pos - q_pos``. It may read features
-    too."""
-
-    axes: int = 1
-    """Number of coordinates of a token: 1 for text, 2 for an image. With more than one,
-    ``transform`` and ``embedding`` receive coordinates ("places") ``(..., L, axes)`` instead of
-    positions. ``bias`` reads them as ``params.query["places"][axis]`` and
-    ``params.key["places"][axis]``. Every token still has one integer position, which alone decides
-    order, masks, cumulative sums and caches. If it depends on options, it is a field."""
-
-    shared: bool = False
-    """Whether the layers of a model share one set of learned params, as T5 does."""
-
-    whole_rows: str = ""
-    """Why ``adjust_scores`` needs whole rows of scores, for the error of implementations that have
-    only tiles of them."""
-
-    mixes_heads: str = ""
-    """Why one head needs others, or which of all heads it is, for the error of ``HeadSlice``. Empty
-    if a head depends only on its own rows of arrays: then methods read the number of heads from
-    arrays, not from a field."""
-
-    paper: str = ""
-    """Authors, year and arXiv number, for the catalogue and the end of the docstring."""
-
-    trained_as: str | None = None
-    """Name in the catalogue of the scheme that models are trained with, if this one extends them
-    without training. A study of the whole catalogue then trains that one and tests this one."""
-
-    _FACTS: ClassVar[Mapping[str, type]] = {
-        "relative": bool, "axes": int, "shared": bool, "whole_rows": str,
-        "mixes_heads": str, "paper": str, "trained_as": str,
-    }  # fmt: skip
 
     @classmethod
     def fitted(cls, sizes: Mapping[str, int]) -> Mapping[str, Any]:
@@ -341,15 +305,7 @@ class PositionScheme(Declared):
         work = xp.float64 if x.dtype == xp.float64 else xp.float32
         return hold(self.rotary(pos, dtype=work, params=params, xp=xp), xp)
 
-    # What the library asks of a scheme. A combination of schemes overrides these.
-
-    def hooks(self) -> frozenset[Hook]:
-        """Return the methods of ``Hook`` that this scheme overrides."""
-        return self._hooks
-
-    def _leave_out(self, hook: Hook) -> None:
-        """Have no such hook, as the fields of this instance say; for ``__post_init__``."""
-        object.__setattr__(self, "_hooks", self._hooks - {hook})
+    # What the library asks of a scheme, as ``hooks()``. A combination of schemes overrides these.
 
     def bias_terms(self) -> tuple[tuple[str, PositionScheme], ...]:
         """Return schemes whose biases add up to ``bias``, each with the prefix of its names.
@@ -367,30 +323,6 @@ class PositionScheme(Declared):
             names.update(scheme.rotary_params())
         return frozenset(names)
 
-    _hooks: frozenset[Hook] = frozenset()
-
-    def __init_subclass__(cls, **facts: Any) -> None:
-        super().__init_subclass__(**facts)
-        for name in _GONE:
-            if callable(value := getattr(cls, name, None)) or type(value) is tuple:
-                what = "a gate is a feature now" if name == "gate" else "it is of a feature now"
-                raise TypeError(
-                    f"{cls.__name__}.{name}: {what}; declare features by name in feature_specs(), "
-                    "as {'c': FeatureSpec(self.gates, of='key', cumulative=True)}"
-                )
-        own = {hook for hook in Hook if getattr(cls, hook) is not getattr(PositionScheme, hook)}
-        # A class that inherits ``rotary`` and writes its own transform may change positions first.
-        writer = {n: next(c for c in cls.__mro__ if n in vars(c)) for n in ("rotary", "transform")}
-        if not issubclass(writer["rotary"], writer["transform"]):
-            own -= {Hook.ROTARY}
-        cls._hooks = frozenset(own)
-
     @staticmethod
     def _check_field(name: str, value: Any) -> None:
         check_scheme(value)
-
-
-_GONE = (
-    "gate", "cumulative", "hidden_features", "query_features", "key_features", "lookback",
-    "reads_features",
-)  # fmt: skip

@@ -1,10 +1,9 @@
-"""What a scheme declares: arrays (``ParamSpec``, ``FeatureSpec``) and methods (``Hook``)."""
+"""What a scheme declares: learned arrays (``ParamSpec``) and features (``FeatureSpec``)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum, auto
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -115,20 +114,3 @@ class FeatureSpec:
             raise ValueError(f"{what} needs of='key', got 'query'")
         if self.reads == "vectors" and self.lookback:
             raise ValueError(f"lookback={self.lookback} needs reads='hidden', got 'vectors'")
-
-
-class Hook(StrEnum):
-    """The methods that change what a model computes; ``hooks()`` says which a scheme has."""
-
-    EMBEDDING = auto()
-    TRANSFORM = auto()
-    ROTARY = auto()
-    BIAS = auto()
-    KEY_BIAS = auto()
-    BIAS_FACTOR = auto()
-    CHANNEL_DECAY = auto()
-    ADJUST_SCORES = auto()
-    SINK = auto()
-    REGIONS = auto()
-    SCALE = auto()
-    AT_LENGTH = auto()

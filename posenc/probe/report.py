@@ -11,11 +11,11 @@ from typing import Any
 from posenc.probe.figures import figures
 from posenc.probe.tables import Records, failures, headline, not_had, results_csv, tables
 from posenc.study.outputs import publish
+from posenc.study.page import definitions, page
 from posenc.study.picture import FORMATS, encode
 from posenc.study.plots import figure_svg
-from posenc.study.report import page
 from posenc.study.results import write_whole
-from posenc.study.tables import Table, escape_markdown, wrap
+from posenc.study.table import Table, escape_markdown, wrap
 
 _HEADINGS = {
     "loss": "Loss by length",
@@ -96,21 +96,10 @@ def _report(
         "Text": summary["corpus"],
         "Model and machine": summary["versions"],
     }
-    entries = "".join(f"<h2>{title}</h2><dl>{_entries(of)}</dl>" for title, of in parts.items())
+    entries = "".join(f"<h2>{title}</h2><dl>{definitions(of)}</dl>" for title, of in parts.items())
     failed = f'<section class="failed"><h2>Failures</h2><ul>{lost}</ul></section>' if lost else ""
     body = (
         f"<h1>{html.escape(summary['title'])}</h1>{said}{notes}{command}{failed}{drawn}"
         f"<h2>Tables</h2>{own}<h2>Read with care</h2><ul>{caveats}</ul>{entries}"
     )
     return page(summary["title"], body)
-
-
-def _entries(values: Mapping[str, Any]) -> str:
-    return "".join(
-        f"<dt>{html.escape(str(name))}</dt><dd>{html.escape(_value(value))}</dd>"
-        for name, value in values.items()
-    )
-
-
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

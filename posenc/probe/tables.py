@@ -12,7 +12,7 @@ import numpy as np
 
 from posenc.probe.measures import rate
 from posenc.study.effective import NOLIMA, RULER, Effective, effective_length
-from posenc.study.tables import Table
+from posenc.study.table import Table
 
 Records = Sequence[Mapping[str, Any]]
 _LOSSES = {

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from posenc.contract.hooks import Hook, overridden
 from posenc.contract.params import head_count
-from posenc.contract.protocol import Hook, PositionScheme
+from posenc.contract.protocol import PositionScheme
 
 
 class Wrapper(PositionScheme):
@@ -21,7 +22,7 @@ class Wrapper(PositionScheme):
 
     def __init_subclass__(cls, **facts: Any) -> None:
         super().__init_subclass__(**facts)
-        cls._hooks = frozenset(h for h in Hook if getattr(cls, h) is not getattr(Wrapper, h))
+        cls._hooks = overridden(cls, Wrapper)
 
     def __post_init__(self) -> None:
         inside = self.scheme

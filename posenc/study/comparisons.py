@@ -10,17 +10,11 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from posenc.study.captions import PROTOCOLS
+from posenc.study.differences import GROWTH, baseline, differences, end_lengths, growth
 from posenc.study.outcomes import texts
 from posenc.study.results import UNIT, worded
 from posenc.study.statistics import Difference, Records, Summary, lengths
-from posenc.study.tables import (
-    GROWTH,
-    PROTOCOLS,
-    baseline,
-    differences,
-    end_lengths,
-    growth,
-)
 
 COLUMNS = (
     "protocol",  # a column of results.csv

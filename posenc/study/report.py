@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import html
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from posenc.study.captions import caption, failures, has_lost_runs, schemes_as_built, settings
+from posenc.study.differences import (
+    baseline,
+    difference_tables,
+    differences,
+    end_lengths,
+    growth,
+    growth_table,
+    main_protocol,
+)
 from posenc.study.outcomes import has_text, of_task, outcomes, tasks, texts
-from posenc.study.panels import GRID, INK, MUTED, PALETTE
+from posenc.study.page import definitions, page
 from posenc.study.plots import curve_svg, finetuning_svg, loss_svgs, note, position_svg
 from posenc.study.results import UNIT, worded
 from posenc.study.statistics import (
@@ -23,34 +31,19 @@ from posenc.study.statistics import (
 )
 from posenc.study.sweep_plots import tuning_svgs
 from posenc.study.sweep_tables import tuning_sentences, tuning_table
+from posenc.study.table import Table, escape_markdown, wrap
 from posenc.study.tables import (
-    Table,
-    baseline,
-    caption,
     cost_table,
-    difference_tables,
-    differences,
-    end_lengths,
-    escape_markdown,
-    failures,
-    growth,
-    growth_table,
-    has_lost_runs,
     holds_table,
     loss_tables,
-    main_protocol,
-    schemes_as_built,
-    settings,
     several_lengths,
     stability_table,
     table_markdown,
     table_text,
-    wrap,
 )
 from posenc.study.task_plots import group_svg, task_svg
 from posenc.study.task_tables import notes, sentences, task_tables
 
-_DARK = ("#4aa8e0", "#f08246", "#2bc49a", "#dd9abb", "#efb73e", "#8fd0f5", "#a8a8a8")
 _VERDICTS = (
     "Verdicts come from two-sided t tests, paired by seed, with Holm's correction within each "
     "column. A tie means that these seeds show no significant difference (p ≥ .05), not that the "
@@ -145,17 +138,6 @@ def write_report(summary: Summary, records: Records, path: str | os.PathLike[str
     )
     title = f"Positional encodings on {about}"
     Path(path).write_text(page(title, body), encoding="utf-8")
-
-
-def page(title: str, body: str) -> str:
-    """A page of HTML with the style of a report; ``body`` is HTML, ``title`` is text."""
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{html.escape(title)}</title><style>{_style()}</style></head><body><main>"
-        f"{body}</main></body></html>\n"
-    )
 
 
 def headline(summary: Summary, records: Records) -> str:
@@ -347,7 +329,7 @@ def _losses(summary: Summary, records: Records) -> str:
 def _built(summary: Summary, records: Records) -> str:
     """The settings of each row: options, and the learning rate of learned params."""
     notes = " ".join(settings(summary, records))
-    entries = _entries(schemes_as_built(summary, records))
+    entries = definitions(schemes_as_built(summary, records))
     return (f"<h2>Schemes as built</h2><dl>{entries}</dl>" if entries else "") + (
         f"<p>{html.escape(notes)}</p>" if notes else ""
     )
@@ -410,67 +392,11 @@ def _conditions(summary: Summary, records: Records) -> str:
         "Versions and machine": {**summary["versions"], **ran},
     }
     return "".join(
-        f"<h2>{title}</h2><dl>{_entries(values)}</dl>" for title, values in parts.items() if values
+        f"<h2>{title}</h2><dl>{definitions(values)}</dl>"
+        for title, values in parts.items()
+        if values
     )
-
-
-def _entries(values: Mapping[str, Any]) -> str:
-    return "".join(
-        f"<dt>{html.escape(str(name))}</dt><dd>{html.escape(_value(value))}</dd>"
-        for name, value in values.items()
-    )
-
-
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _prose(text: str) -> str:
     return html.escape(text).replace("(-", "(−")
-
-
-def _style() -> str:
-    light = {"--ink": INK, "--muted": MUTED, "--grid": GRID, "--paper": "#ffffff"}
-    light |= {f"--line-{index}": colour for index, colour in enumerate(PALETTE)}
-    dark = {"--ink": "#e8e8e8", "--muted": "#a0a0a0", "--grid": "#33373c", "--paper": "#15181c"}
-    dark |= {f"--line-{index}": colour for index, colour in enumerate(_DARK)}
-    by_day, by_night = ("".join(f"{k}:{v};" for k, v in one.items()) for one in (light, dark))
-    return f":root{{{by_day}}}@media(prefers-color-scheme:dark){{:root{{{by_night}}}}}{_CSS}"
-
-
-_CSS = """
-body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.55 system-ui,sans-serif}
-main{max-width:68rem;margin:0 auto;padding:1.5rem 1rem 4rem}
-h1{font-size:1.6rem;line-height:1.2;margin:.5rem 0}
-h2{font-size:1.15rem;margin:2.5rem 0 .5rem}
-p,li{max-width:46rem}
-.part{font-size:1.35rem;margin-top:3.5rem}
-.headline{font-size:1.15rem;line-height:1.5}
-.note{color:var(--muted);font-size:.875rem}
-.failed{border-left:3px solid var(--line-1);padding-left:1rem;overflow-wrap:anywhere}
-.failed h2{margin-top:1rem}
-pre{overflow-x:auto;font-size:.85rem}
-.pair{display:flex;flex-wrap:wrap;gap:1rem}
-.pair figure{flex:1 1 24rem}
-figure{margin:0;max-width:40rem;min-width:0}
-svg{width:100%;height:auto;display:block;font-family:system-ui,sans-serif}
-svg *{stroke-linejoin:round}
-.scroll{overflow-x:auto;margin:1.25rem 0}
-table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
-caption{text-align:left;color:var(--muted);padding-bottom:.4rem;max-width:calc(100vw - 3.5rem)}
-th,td{padding:.25rem .75rem;text-align:right;white-space:nowrap}
-th:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--paper)}
-thead th{border-bottom:1px solid var(--muted);font-weight:600}
-tbody th{font-weight:500}
-tbody tr+tr>*{border-top:1px solid var(--grid)}
-tr.minor>*{border-top-color:transparent!important}
-tr.minor th{color:var(--muted);padding-left:1rem}
-dl{display:grid;grid-template-columns:fit-content(40%) 1fr;gap:.2rem 1rem;font-size:.9rem}
-dt{color:var(--muted)}
-dd{margin:0;overflow-wrap:anywhere}
-.better,.falls{color:var(--line-2)}
-.worse,.rises{color:var(--line-1)}
-.tie{color:var(--muted)}
-.wrong{color:#fff;background:#c00;font-weight:700}
-@media print{.scroll{overflow:visible}}
-"""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from posenc.study.captions import tuned
 from posenc.study.panels import (
     FONT,
     INK,
@@ -22,7 +23,6 @@ from posenc.study.picture import encode
 from posenc.study.plots import figure_svg
 from posenc.study.statistics import Interval, Summary
 from posenc.study.sweep_tables import along, every
-from posenc.study.tables import tuned
 
 _MOST_TICKS = 8
 _TITLE = "Validation loss of each tried value"

@@ -7,10 +7,11 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from posenc.study.captions import tuned
 from posenc.study.run import Run
 from posenc.study.statistics import Summary
 from posenc.study.sweeps import SEED, Record, Tuning, by_combination, choose, edges, mean_loss
-from posenc.study.tables import Table, tuned
+from posenc.study.table import Table
 
 NEAR = 2.0  # a factor: how far from the choice the loss must stay low for it to be flat
 _CAPTION = (

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from posenc.study.captions import length_label, tuned_caption
 from posenc.study.effective import NOLIMA
 from posenc.study.outcomes import (
     ABOVE_CHANCE,
@@ -24,7 +25,7 @@ from posenc.study.outcomes import (
 from posenc.study.results import ABOUT, stages
 from posenc.study.results import about as describe
 from posenc.study.statistics import Records, Summary, mean_interval
-from posenc.study.tables import Table, length_label, tuned_caption
+from posenc.study.table import Table
 
 COLUMNS = (
     "task",

@@ -46,6 +46,14 @@ def test_a_room_imports_those_above_it():
     assert not broken
 
 
+def test_a_file_holds_one_idea():
+    (most,) = re.findall(r"no file of theirs has more than (\d+) lines", PAGE)
+    files = [f for each in ("posenc", "backends") for f in (ROOT / each).rglob("*.py")]
+    assert len(files) > 400
+    lines = {f.relative_to(ROOT).as_posix(): len(f.read_text("utf-8").splitlines()) for f in files}
+    assert not {name: count for name, count in lines.items() if count > int(most)}
+
+
 def test_the_files_that_the_page_names_exist():
     paths = set(re.findall(r"`([\w./]+(?:\.py|/))`", PAGE)) - {"asv/", "earlier/"}
     assert len(paths) > 50

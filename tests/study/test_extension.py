@@ -16,8 +16,10 @@ import posenc
 from posenc.layers import LayerPlan
 from posenc.study import Study, extension, run_study, windows
 from posenc.study import run as runs
+from posenc.study.captions import PROTOCOLS, caption, settings
 from posenc.study.corpus import Corpus
 from posenc.study.decoder import Decoder
+from posenc.study.differences import difference_tables
 from posenc.study.estimate import _forward, _sliding
 from posenc.study.float_positions import Step, units
 from posenc.study.outcomes import outcomes, tasks
@@ -28,7 +30,7 @@ from posenc.study.results import write_tables
 from posenc.study.runner import compute, plan
 from posenc.study.schedule import learning_rate
 from posenc.study.specs import Plans
-from posenc.study.tables import PROTOCOLS, caption, difference_tables, loss_tables, settings
+from posenc.study.tables import loss_tables
 from posenc.study.task_tables import sentences, task_table, tasks_csv
 from posenc.study.tasks.text import Text
 from posenc.study.terminal import describe

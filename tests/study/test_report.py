@@ -10,24 +10,15 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from posenc.study.captions import schemes_as_built, settings
 from posenc.study.comparisons import COLUMNS, comparisons_csv
+from posenc.study.differences import baseline, difference_tables, growth_table
 from posenc.study.panels import spread
 from posenc.study.plots import curve_svg, loss_against_length, loss_svgs, note, position_svg
 from posenc.study.report import headline, write_report
 from posenc.study.statistics import judge, seeds_needed
-from posenc.study.tables import (
-    Table,
-    baseline,
-    cost_table,
-    difference_tables,
-    growth_table,
-    holds_table,
-    loss_tables,
-    schemes_as_built,
-    settings,
-    table_markdown,
-    table_text,
-)
+from posenc.study.table import Table
+from posenc.study.tables import cost_table, holds_table, loss_tables, table_markdown, table_text
 
 LENGTHS = (64, 128, 256)
 # Losses at the three lengths: one flat, one equal to it, one that breaks, one that is better.

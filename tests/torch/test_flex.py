@@ -46,8 +46,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import flex_attention
 
 import posenc_torch
+from posenc_torch.flex import call_mask, programs, target
 from posenc_torch.flex import implementation as flex
-from posenc_torch.flex import target
 from posenc_torch.flex.block_mask import BLOCK, BlockMaskInputs, TokenIntegers, mask_keys
 from posenc_torch.flex.float_positions import is_same_in_float32
 from posenc_torch.flex.near_far import near_and_far
@@ -187,7 +187,7 @@ def both_ways(scheme, arrays, options):
             options[side] = replace(options[side], x=hidden[side])
     given = Arguments(**{n: o for n, o in options.items() if n != "causal"})
     causal = options["causal"]
-    with torch.no_grad(), flex.uncompiled(), eagerly():
+    with torch.no_grad(), programs.uncompiled(), eagerly():
         own = given.map(torch.tensor)._replace(return_lse=True)._asdict()
         result = posenc_torch.attention(
             q, k, v, scheme, params, causal, implementation="flex", **own
@@ -251,7 +251,7 @@ def test_a_feature_of_one_row_or_one_head_serves_all():
     (q, k, v), *_, params = tensors(scheme, 20)
     for shape in ((1, HEADS), (2, 1), (1, 1)):
         own = torch.tensor(rng.standard_normal((*shape, 20, 7)), dtype=torch.float32)
-        with torch.no_grad(), flex.uncompiled(), eagerly():
+        with torch.no_grad(), programs.uncompiled(), eagerly():
             queries = Tokens(features={"r": own})
             result, expected = (
                 posenc_torch.attention(
@@ -266,7 +266,7 @@ def test_a_bias_reads_places_and_a_mask_reads_positions():
     scheme, arrays = SUBJECTS["alibi"], tensors(SUBJECTS["alibi"], 20)
     at = torch.arange(20) // 4
     options = {"causal": True, "window": 9, "tokens": Tokens(places=at)}
-    with flex.uncompiled(), eagerly():
+    with programs.uncompiled(), eagerly():
         result = attend(scheme, "flex", arrays, **options)
     assert_near(result.numpy(), attend(scheme, "reference", arrays, **options).numpy(), FLOAT32)
 
@@ -278,7 +278,7 @@ def test_a_fully_masked_row_has_the_lowest_log_sum_exp():
         "queries": Tokens(seg=torch.tensor([0, 0, 0, 1, 1, 2])),
     }
     call = prepared(q, k, v, posenc.NoPE(), return_lse=True, **where)
-    with torch.no_grad(), flex.uncompiled(), eagerly():
+    with torch.no_grad(), programs.uncompiled(), eagerly():
         out, lse = flex.flex(call)
     assert lse is not None
     assert (lse[..., 5] == torch.finfo(torch.float32).min).all()
@@ -336,7 +336,9 @@ def test_negligible_blocks_are_not_computed(options):
 def test_steep_heads_compute_few_blocks():
     (q, k, v), *_ = tensors(STEEP, 4096)
     call = prepare(q, k, v, STEEP, causal=True)
-    mask, unskipped = (flex._block_mask(replace(call, skip_blocks=skip)) for skip in (True, False))
+    mask, unskipped = (
+        call_mask.block_mask_of(replace(call, skip_blocks=skip)) for skip in (True, False)
+    )
     computed = mask.kv_num_blocks + mask.full_kv_num_blocks
     assert computed.shape == (2, HEADS, 32)
     assert (computed[:, 0] <= 2).all()
@@ -345,7 +347,7 @@ def test_steep_heads_compute_few_blocks():
     assert (whole[0, 0] == torch.arange(1, 33)).all()
     # Given positions: by key.
     at = Tokens(pos=torch.arange(4096))
-    given = flex._block_mask(prepared(q, k, v, STEEP, causal=True, tokens=at))
+    given = call_mask.block_mask_of(prepared(q, k, v, STEEP, causal=True, tokens=at))
     assert (given.kv_num_blocks + given.full_kv_num_blocks == computed).all()
 
 
@@ -356,13 +358,13 @@ def test_one_compiled_program_finds_negligible_blocks(name):
     scheme = {"steep": STEEP, "fox+t5": FOX_T5}.get(name) or SUBJECTS[name]
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
-    run = torch.compile(negligible_blocks, backend=counter, **flex.COMPILER)
+    run = torch.compile(negligible_blocks, backend=counter, **programs.COMPILER)
     for length in (1300, 1500, 1700):
         (q, k, v), x, _ = tensors(scheme, length)
         tokens = Tokens(x=x) if reads_features(scheme) else None
         call = prepared(q, k, v, scheme, params_of(scheme), causal=True, tokens=tokens)
         count = -(-length // BLOCK)  # a CPU's mask has empty blocks beyond the end
-        all_visible = flex._mask_inputs(call).visible_blocks()[1][:, :count, :count]
+        all_visible = call_mask.mask_inputs(call).visible_blocks()[1][:, :count, :count]
         result = run(call, BLOCK, all_visible=all_visible)
         assert (result == negligible_blocks(call, BLOCK, all_visible=all_visible)).all()
     assert counter.frame_count <= 2  # the first length as it is, all others as a symbol
@@ -370,23 +372,23 @@ def test_one_compiled_program_finds_negligible_blocks(name):
 
 def test_a_cached_block_mask_serves_every_mode():
     (q, k, v), *_ = arrays = tensors(SUBJECTS["t5"], 300)
-    flex._plain_mask.cache_clear()
-    with flex.uncompiled(), eagerly():
+    call_mask.plain_mask.cache_clear()
+    with programs.uncompiled(), eagerly():
         with FakeTensorMode() as mode:
             fake = [mode.from_tensor(a) for a in (q, k, v)]
             posenc_torch.attention(*fake, posenc.ALiBi(HEADS), causal=True, implementation="flex")
         with torch.inference_mode():
             posenc_torch.attention(q, k, v, posenc.ALiBi(HEADS), causal=True, implementation="flex")
         attend(SUBJECTS["t5"], "flex", arrays, causal=True)
-    mask = flex._plain_mask(300, 300, posenc.causal, q.device, False, None)
+    mask = call_mask.plain_mask(300, 300, posenc.causal, q.device, False, None)
     assert not any(a.is_inference() for a in mask.as_tuple() if isinstance(a, torch.Tensor))
 
 
 def test_the_block_mask_of_plain_calls_is_made_once():
     (q, k, v), *_ = tensors(SUBJECTS["t5"], 1300)
     call = prepare(q, k, v, SUBJECTS["t5"], params_of(SUBJECTS["t5"]), causal=True)
-    assert flex._block_mask(call) is flex._block_mask(replace(call, q=2 * q))
-    assert flex._block_mask(call) is not flex._block_mask(replace(call, mask=Mask()))
+    assert call_mask.block_mask_of(call) is call_mask.block_mask_of(replace(call, q=2 * q))
+    assert call_mask.block_mask_of(call) is not call_mask.block_mask_of(replace(call, mask=Mask()))
 
 
 @long
@@ -410,14 +412,14 @@ class CompileCounter:
     def __init__(self):
         self.graphs = 0
         torch._dynamo.reset()
-        self.entry = torch.compile(flex.kernel, backend=self, **flex.COMPILER)
+        self.entry = torch.compile(programs.kernel, backend=self, **programs.COMPILER)
 
     def __call__(self, graph, examples):
         self.graphs += 1
         return graph.forward
 
     def in_use(self):
-        return flex.replace_kernel(self.entry)
+        return programs.replace_kernel(self.entry)
 
 
 def test_decoding_compiles_once():
@@ -481,9 +483,9 @@ def test_more_schemes_than_a_compiler_usually_allows():
 def test_more_schemes_than_an_older_compiler_usually_allows(monkeypatch):
     """PyTorch 2.11 and 2.12 cannot count recompilations of one function apart."""
     torch._dynamo.reset()
-    monkeypatch.setattr(flex, "_ISOLATES", False)
+    monkeypatch.setattr(programs, "ISOLATES", False)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    with flex.replace_kernel(flex._compile(flex.kernel)):
+    with programs.replace_kernel(programs.compile_with_limit(programs.kernel)):
         for heads_of in range(2, 12):
             scheme = posenc.ALiBi(heads_of)
             attend(scheme, "flex", tensors(scheme, 64), causal=True)
@@ -1028,9 +1030,9 @@ def test_a_table_by_amount_is_the_bias_of_visible_pairs(lengths, causal):
 def test_ranges_compute_the_blocks_of_whole_lists():
     (q, k, v), *_ = tensors(STEEP, 1800)
     call = prepare(q, k, v, STEEP, causal=True)
-    whole = flex._block_mask(call)
+    whole = call_mask.block_mask_of(call)
     with as_on_a_gpu():
-        ranges, options = flex._block_mask(call), flex.arguments(call)["kernel_options"]
+        ranges, options = call_mask.block_mask_of(call), flex.arguments(call)["kernel_options"]
     assert options["BLOCKS_ARE_CONTIGUOUS"]
     for side in ("kv_num_blocks", "q_num_blocks"):
         of_lists, of_ranges = (
@@ -1041,19 +1043,19 @@ def test_ranges_compute_the_blocks_of_whole_lists():
 
 
 def test_a_gpu_makes_a_table_in_one_program(monkeypatch):
-    scheme, programs = SUBJECTS["t5"], []
+    scheme, traced = SUBJECTS["t5"], []
     q = torch.zeros(1, HEADS, 4200, 16)
     params = {n: torch.tensor(a) for n, a in params_of(scheme).items()}
     call = prepare(q, q, q, scheme, params, causal=True)
     with as_on_a_gpu():
         monkeypatch.setattr(
-            flex, "_compiled_once", lambda function: programs.append(function) or function
+            programs, "compiled_once", lambda function: traced.append(function) or function
         )
         flex._bias(call)
-        assert programs == [flex._distance_bias]
-        with flex.uncompiled():
+        assert traced == [flex._distance_bias]
+        with programs.uncompiled():
             flex._bias(call)
-        assert len(programs) == 1
+        assert len(traced) == 1
 
 
 @long
@@ -1061,14 +1063,14 @@ def test_one_program_makes_tables_of_all_lengths(monkeypatch):
     scheme = SUBJECTS["t5"]
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
-    run = torch.compile(flex._distance_bias, backend=counter, **flex.COMPILER)
+    run = torch.compile(flex._distance_bias, backend=counter, **programs.COMPILER)
     for length in (300, 500, 800):
         q = torch.zeros(1, HEADS, length, 16)
         params = {n: torch.tensor(a).requires_grad_() for n, a in params_of(scheme).items()}
         call = prepare(q, q, q, scheme, params, causal=True)
         with as_on_a_gpu():
             expected = flex._bias(call)
-            monkeypatch.setattr(flex, "_compiled_once", lambda function: run)
+            monkeypatch.setattr(programs, "compiled_once", lambda function: run)
             tables = flex._bias(call).table, expected.table
         assert (tables[0] == tables[1]).all()
         (one,), (other,) = (
@@ -1190,7 +1192,7 @@ def test_transforms_are_refused_before_they_spoil_what_is_kept():
         alibi = posenc.ALiBi(HEADS)
         return posenc_torch.attention(q, q, q, alibi, causal=True, implementation=implementation)
 
-    with as_on_a_gpu(), flex.uncompiled(), TORCH.precision_scope([]):
+    with as_on_a_gpu(), programs.uncompiled(), TORCH.precision_scope([]):
         for transform in transforms:
             with pytest.raises(NotImplementedError, match="has neither"):
                 transform(attend)
@@ -1201,12 +1203,12 @@ def test_transforms_are_refused_before_they_spoil_what_is_kept():
 @contextlib.contextmanager
 def as_on_a_gpu():
     """Inside, calls get what a GPU's kernel gets: its arguments do not depend on the device."""
-    flex._plain_mask.cache_clear()
+    call_mask.plain_mask.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(target, "KINDS", ())
-        patch.setattr(flex, "_compiled_once", lambda function: function)
+        patch.setattr(programs, "compiled_once", lambda function: function)
         yield
-    flex._plain_mask.cache_clear()
+    call_mask.plain_mask.cache_clear()
 
 
 def test_auto_on_a_gpu_takes_it_where_scores_are_many():
@@ -1398,7 +1400,10 @@ def test_a_module_compiles_whole(scheme, backend):
         fullgraph=True, backend=backend,
     )  # fmt: skip
     q = torch.tensor(normal((2, HEADS, 150, HEAD_DIM), 0), dtype=torch.float32)
-    with torch.no_grad(), flex.uncompiled() if backend == "aot_eager" else contextlib.nullcontext():
+    with (
+        torch.no_grad(),
+        programs.uncompiled() if backend == "aot_eager" else contextlib.nullcontext(),
+    ):
         expected = position.attend(q, q, q, causal=True, implementation="reference")
         assert_near(compiled(q).numpy(), expected.numpy(), FLOAT32)
 
@@ -1428,12 +1433,12 @@ def test_a_program_without_kernels_is_refused(backend):
 def watched():
     """Inside, the library compiles with a backend that checks graphs instead of torch's."""
     torch._dynamo.reset()
-    flex._compiled.cache_clear()
+    programs.compiled.cache_clear()
     result, whole = Watched(), torch.compile
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", partial(whole, backend=result))
         yield result
-    flex._compiled.cache_clear()
+    programs.compiled.cache_clear()
 
 
 # The first call as it is; then sizes that differ become symbols, of one axis or of all.
@@ -1512,7 +1517,7 @@ def test_a_program_of_the_user_takes_schemes_that_differ_in_a_number():
 def test_another_window_or_head_count_compiles():
     """With torch's compiler: symbols for them gave C++ that does not compile."""
     torch._dynamo.reset()
-    flex._compiled.cache_clear()
+    programs.compiled.cache_clear()
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     for heads_of, window, scale in ((6, None, None), (4, 9, 0.3), (4, 30, 0.25), (4, 5, 0.4)):
         scheme = posenc.ALiBi(heads_of)

@@ -22,8 +22,8 @@ from torch.nn.attention import flex_attention as public
 import posenc_torch
 from posenc.attn.arguments import Arguments
 from posenc.attn.prepare import prepare
+from posenc_torch.flex import call_mask, near_far, programs, target
 from posenc_torch.flex import implementation as flex
-from posenc_torch.flex import near_far, target
 from posenc_torch.flex.block_mask import BLOCK
 from posenc_torch.flex.score_mod import DistanceBias
 
@@ -49,14 +49,14 @@ def parts(monkeypatch):
         calls.append(near_far.near_and_far(*args))
         return calls[-1]
 
-    flex._plain_mask.cache_clear()
+    call_mask.plain_mask.cache_clear()
     monkeypatch.setattr(target, "KINDS", ())
     monkeypatch.setattr(near_far, "MIN_BLOCKS", 2)
     monkeypatch.setattr(flex, "near_and_far", recorded)
     # Its definition has gradients on a CPU too.
     monkeypatch.setattr(public, "_validate_device", lambda *_: None)
     yield calls
-    flex._plain_mask.cache_clear()
+    call_mask.plain_mask.cache_clear()
 
 
 def results(scheme, lengths, options, implementation, dtype):
@@ -80,7 +80,7 @@ def results(scheme, lengths, options, implementation, dtype):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("name", some(CASES, ["causal", "segments"], long))
 def test_near_and_far_parts_are_attention(name, parts):
-    with flex.uncompiled(), frameworks()["torch"].precision_scope([]):  # where it does not warn
+    with programs.uncompiled(), frameworks()["torch"].precision_scope([]):  # where it does not warn
         values, gradients = results(*CASES[name], "flex", torch.float32)
     (divided,) = parts
     assert len(divided) == (3 if not CASES[name][2].get("causal") else 2)

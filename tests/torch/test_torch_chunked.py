@@ -54,7 +54,7 @@ from posenc_torch.chunked import implementation as chunked
 from posenc_torch.chunked import parts
 from posenc_torch.chunked.job import Job, table_of
 from posenc_torch.chunked.tensors import TABLE, tensors_of
-from posenc_torch.flex import implementation as flex
+from posenc_torch.flex import programs
 
 
 def two(keys):
@@ -644,7 +644,7 @@ def test_a_bias_without_axes_and_one_slope_for_all_heads(scheme):
             arrays, scheme=scheme, causal=True, implementation="reference", **where
         )
         for implementation in ("flex", "chunked", "sdpa", *([] if where else ["folded"])):
-            with flex.uncompiled(), warnings.catch_warnings():
+            with programs.uncompiled(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="flex_attention called without")
                 result = attention(
                     arrays, scheme=scheme, causal=True, implementation=implementation, **where

@@ -23,7 +23,7 @@ from torch_operations import Operations
 
 import posenc_torch
 from posenc_torch import constants
-from posenc_torch.flex.implementation import replace_kernel
+from posenc_torch.flex.programs import replace_kernel
 
 HEADS = 4
 COPY = "lift_fresh"  # of Python numbers to a device

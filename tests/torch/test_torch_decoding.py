@@ -27,7 +27,7 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 import posenc_torch
-from posenc_torch.flex import implementation as flex
+from posenc_torch.flex import programs
 
 FLOAT32 = ATTENTION_TOL["float32"]  # for sums of up to 20 keys, as here
 TORCH = frameworks()["torch"]
@@ -492,7 +492,9 @@ def test_ten_steps_compile_once_outside(name):
     own, counting = texts(name), CompileCounter()
     memory, *_, carry = prefilled(own, LONGEST)
     torch._dynamo.reset()
-    with flex.replace_kernel(torch.compile(flex.kernel, backend=counting, **flex.COMPILER)):
+    with programs.replace_kernel(
+        torch.compile(programs.kernel, backend=counting, **programs.COMPILER)
+    ):
         ten_steps(own, carry, decoder(own, memory, "flex"))
     assert counting.graphs == 1
 

@@ -36,8 +36,8 @@ from compile_only.flex.fake_cuda import fake_cuda
 from compile_only.flex.inductor import empty
 from posenc.apply.feature_needs import reads_hidden
 from posenc.backend import PartialAttention, add_sink, merge_parts
+from posenc_torch.flex import call_mask, near_far, programs, target
 from posenc_torch.flex import implementation as flex
-from posenc_torch.flex import near_far, target
 
 HEADS = 2
 LENGTHS = 512, 300  # whole blocks, and a last block that is partly beyond the end
@@ -142,15 +142,17 @@ def errors(case: Case, length: int) -> dict[str, float]:
         # It allows no gradients on a CPU. Dynamo traces no mock.
         mock.patch.object(public, "_validate_device", lambda *_: None),  # noqa: PT008
         mock.patch.object(target, "KINDS", ()),  # arguments as a GPU gets them
-        mock.patch.object(flex, "_MIN_BLOCKS", 0),
-        mock.patch.object(flex, "_compiled_once", lambda function: function),
+        mock.patch.object(call_mask, "_MIN_BLOCKS", 0),
+        mock.patch.object(programs, "compiled_once", lambda function: function),
         mock.patch.object(near_far, "MIN_BLOCKS", 2),
     ):
         run = torch.compile(
             public.flex_attention, backend=gpu_backend, fullgraph=True, dynamic=False
         )
         call = prepare_call(*qkv, scheme, params, options | {"tokens": tokens})
-        with flex.replace_kernel(lambda **given: run(**given | {"scale": float(given["scale"])})):
+        with programs.replace_kernel(
+            lambda **given: run(**given | {"scale": float(given["scale"])})
+        ):
             out = _attend(call)
         results = [out, *torch.autograd.grad(out, [*qkv, *learned], d_out)]
 
