@@ -52,11 +52,9 @@ class Learned(PositionScheme, paper="Gehring et al. 2017, arXiv 1705.03122"):
             raise OutsideTableError(
                 f"pos holds {wrong}, accepted: 0 .. max_len - 1 = {self.max_len - 1}"
             )
-        row = xp.reshape(pos, (-1,)) + self.offset
-        if values is not None:  # all are in the table
-            vectors = xp.take(params["table"], row, axis=0)
-        else:
-            in_table = (row >= self.offset) & (row < self.max_len + self.offset)
-            vectors = xp.take(params["table"], xp.where(in_table, row, 0), axis=0)
-            vectors = xp.where(in_table[:, None], vectors, xp.nan)
+        flat = xp.reshape(pos, (-1,))
+        in_table = (flat >= 0) & (flat < self.max_len)
+        row = xp.where(in_table, flat + self.offset, 0)
+        vectors = xp.take(params["table"], row, axis=0)
+        vectors = xp.where(in_table[:, None], vectors, xp.nan)
         return xp.reshape(vectors, (*pos.shape, self.dim))
