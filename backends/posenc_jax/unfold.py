@@ -18,12 +18,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental import jet
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 
 def unfold(table: Array, rows: int) -> Array:
-    """``(..., rows, N - rows + 1)`` from ``(..., N)``, with a fast gradient on a CPU."""
+    """``(..., rows, N - rows + 1)`` from ``(..., N)``, with a fast gradient on a CPU.
+
+    Without jit, and on a mesh, it is ``slices``: JAX's own operations know how arrays are sharded.
+    """
+    if jax.config.jax_disable_jit or not jax.typeof(table).sharding.mesh.empty:  # type: ignore[attr-defined]
+        sliced: Array = slices(table, rows=rows)
+        return sliced
     unfolded: Array = _unfold.bind(table, rows=rows)
     return unfolded
 
@@ -59,7 +66,6 @@ def _added(unfolded: Array, *, rows: int) -> Array:
         before = lax.dynamic_slice_in_dim(table, rows - 1 - i, columns, axis=-1)
         return lax.dynamic_update_slice_in_dim(table, before + row, rows - 1 - i, axis=-1)
 
-    # Zeros of the type of the rows, which a loop within a shard_map has to keep.
     first = jnp.pad(unfolded[..., 0, :], [(0, 0)] * (unfolded.ndim - 2) + [(rows - 1, 0)])
     folded: Array = lax.fori_loop(1, rows, add, first)
     return folded
@@ -84,3 +90,5 @@ _fold = _linear("posenc_fold", lambda s, rows: (*s[:-2], s[-1] + rows - 1), _sca
 mlir.register_lowering(_fold, mlir.lower_fun(_added, multiple_results=False), platform="cpu")
 ad.deflinear2(_unfold, lambda gradient, _, *, rows: [_fold.bind(gradient, rows=rows)])  # type: ignore[no-untyped-call] # untyped in JAX
 ad.deflinear2(_fold, lambda gradient, _, *, rows: [_unfold.bind(gradient, rows=rows)])  # type: ignore[no-untyped-call]
+for _operation in (_unfold, _fold):
+    jet.deflinear(_operation)  # type: ignore[no-untyped-call]

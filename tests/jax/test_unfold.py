@@ -6,7 +6,7 @@ import pytest
 import posenc
 
 jax = pytest.importorskip("jax")
-jnp = jax.numpy
+jnp, jet = jax.numpy, pytest.importorskip("jax.experimental.jet")
 posenc_jax = pytest.importorskip("posenc_jax")
 unfold = pytest.importorskip("posenc_jax.unfold").unfold
 
@@ -85,3 +85,24 @@ def test_the_gradient_of_a_dense_bias_scatters_no_rows():
     bucket = np.asarray(scheme.bucket(pos[None, :] - pos[:, None], xp=np))
     expected = [np.bincount(bucket.reshape(-1), np.asarray(d).reshape(-1), 32) for d in d_bias]
     np.testing.assert_array_equal(transpose(d_bias)[0]["table"], np.asarray(expected))
+
+
+def test_without_jit_and_on_a_mesh_its_operations_are_those_of_jax():
+    """These have no rule for arrays of an explicit mesh, and an own one would need its compiler."""
+    table, expected = integers(HEADS, DISTANCES), np.bincount(distances(5).reshape(-1))
+
+    def total(table):
+        return jnp.sum(unfold(table, 5))
+
+    with jax.disable_jit():
+        np.testing.assert_array_equal(jax.grad(total)(table), np.tile(expected, (HEADS, 1)))
+    mesh = jax.make_mesh((1,), ("heads",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.sharding.use_mesh(mesh) if not hasattr(jax, "set_mesh") else jax.set_mesh(mesh):
+        on_mesh = jax.device_put(table, jax.sharding.PartitionSpec("heads"))
+        np.testing.assert_array_equal(jax.grad(total)(on_mesh), np.tile(expected, (HEADS, 1)))
+
+
+def test_a_taylor_series():
+    table = integers(DISTANCES)
+    value, (first,) = jet.jet(lambda t: unfold(t, 5), (table,), ((2 * table,),))
+    np.testing.assert_array_equal(first, 2 * value)
