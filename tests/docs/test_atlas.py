@@ -109,11 +109,19 @@ def test_the_table_of_facts_is_that_of_the_records(atlas, monkeypatch):
     assert atlas.atlas_page.facts(columns) in PAGE
 
 
-def test_losses_in_the_text_are_those_of_the_records(atlas, monkeypatch):
+@pytest.mark.parametrize(
+    ("task", "begins"),
+    [
+        ("text", {"T5's bias holds": "t5", "FIRE": "fire", "ALiBi holds": "alibi",
+                  "RoPE breaks": "rope", "PoPE breaks": "pope"}),
+        ("mqar", {"recall needs no positions": "nope", "RoPE loses recall": "rope",
+                  "ALiBi loses recall": "alibi", "Inkling": "inkling"}),
+    ],
+)  # fmt: skip
+def test_numbers_in_the_text_are_those_of_the_records(task, begins, atlas, monkeypatch):
     monkeypatch.setattr(atlas, "FOLDER", DOCS / "atlas")
-    column = atlas.atlas_page.Column("text", atlas.stored()["text"])
+    column = atlas.atlas_page.Column(task, atlas.stored()[task])
     section = PAGE.partition("## What surprised")[2].partition("\n## ")[0]
-    begins = {"T5": "t5", "FIRE": "fire", "ALiBi": "alibi", "RoPE": "rope", "PoPE": "pope"}
     for begin, scheme in begins.items():
-        pair = re.search(rf"^\| {begin}\b[^|]*?(\d\.\d\d → \d\.\d\d) \|", section, re.MULTILINE)[1]
+        pair = re.search(rf"^\| {begin}\b[^|]*?(\d?\.\d\d → \d?\.\d\d)", section, re.MULTILINE)[1]
         assert pair == " → ".join(column.shown(scheme, n) for n in column.lengths), scheme
