@@ -106,7 +106,7 @@ AT_LENGTH = {
         ("alibi-learned", "window", "float32"), ("both", "grouped", "float32"),
         ("sink", "causal", "float32"), ("rerope", "causal", "float32"),
     },
-    "xla": {("t5", "everything", "float32"), ("both", "grouped", "float32")},
+    "xla": {("both", "grouped", "float32")},
     "flex": {
         ("t5", "window-both-sides", "float32"), ("t5", "shuffled", "float32"),
         ("fox", "fewer-queries", "float32"), ("sink", "causal", "float32"),
