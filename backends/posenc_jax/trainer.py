@@ -18,7 +18,7 @@ from posenc_jax.decoder import decoder_logits
 from posenc_jax.position import Positions
 from posenc_jax.study import OwnModel, own_logits
 
-_TOKENS, _ON_CPU = 32768, 1024  # in one evaluation batch; scores of more leave a CPU's caches
+_TOKENS, _ON_CPU = 2048, 1024  # in one evaluation batch; scores of more leave a CPU's caches
 _PREFIXES = ("", "optimizer.first.", "optimizer.second.")  # of params and moments in a state
 
 

@@ -12,13 +12,13 @@ order, forward and reverse.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.experimental import jet
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -90,5 +90,8 @@ _fold = _linear("posenc_fold", lambda s, rows: (*s[:-2], s[-1] + rows - 1), _sca
 mlir.register_lowering(_fold, mlir.lower_fun(_added, multiple_results=False), platform="cpu")
 ad.deflinear2(_unfold, lambda gradient, _, *, rows: [_fold.bind(gradient, rows=rows)])  # type: ignore[no-untyped-call] # untyped in JAX
 ad.deflinear2(_fold, lambda gradient, _, *, rows: [_unfold.bind(gradient, rows=rows)])  # type: ignore[no-untyped-call]
-for _operation in (_unfold, _fold):
-    jet.deflinear(_operation)  # type: ignore[no-untyped-call]
+with suppress(ImportError):  # experimental: without it, nothing has Taylor series
+    from jax.experimental import jet
+
+    for _operation in (_unfold, _fold):
+        jet.deflinear(_operation)  # type: ignore[no-untyped-call]

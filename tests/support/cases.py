@@ -99,7 +99,7 @@ COSTLY = {
 }
 # Of these, what the quick part leaves to the long one: options that NumPy and the other
 # implementations of the same framework meet in it, in a second a call where these take several.
-AT_LENGTH = {
+IN_THE_LONG_PART = {
     "chunked": {
         ("t5", "window-both-sides", "float32"), ("t5", "shuffled", "float32"),
         ("t5", "everything", "float64"), ("fox", "segments", "float32"),
@@ -116,7 +116,7 @@ AT_LENGTH = {
 
 def waits(route, call):
     """Whether a call of ``quick`` is for the long part."""
-    return compiles(route) and call in AT_LENGTH.get(route.implementation, ())
+    return compiles(route) and call in IN_THE_LONG_PART.get(route.implementation, ())
 
 
 def compiles(route):

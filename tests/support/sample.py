@@ -23,8 +23,8 @@ def in_turn(names, place, places, *, times=1):
 class Turns:
     """Parametrizes tests of a file with subjects: all take some, the others come in turn.
 
-    Each of ``names`` that is not in ``always`` meets ``times`` of the tests in the quick part, and
-    all in the long part.
+    Each of ``names`` that is not in ``always`` meets ``times`` of any ``tests`` tests in a row in
+    the quick part, and the others in the long part.
     """
 
     def __init__(self, names, always, *, tests, times):

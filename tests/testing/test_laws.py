@@ -37,7 +37,7 @@ OF_JAX = {
 }
 # Where a call waits for a compiler, these are for the long part: implementations that do not wait
 # meet them in the quick part, and what keeps them is mostly the code of the core.
-AT_LENGTH = (
+IN_THE_LONG_PART = (
     "cache_holds_what_is_needed", "implementation_equals_the_reference_in_other_floats",
     "one_token_per_sequence_equals_prefill", "places_default_to_positions",
 )  # fmt: skip
@@ -91,7 +91,11 @@ def of_quick(law):
     if every_implementation(law) or law.compiler == "inductor":  # half a minute
         return ()
     own = (str(law.framework), law.implementation)
-    later = (*AT_LENGTH, "implementation_takes_all_options") if own[1] == "flex" else AT_LENGTH
+    later = (
+        (*IN_THE_LONG_PART, "implementation_takes_all_options")
+        if own[1] == "flex"
+        else IN_THE_LONG_PART
+    )
     if law.name in later:
         return ()
     if own[0] == "jax" and law.name not in OF_JAX.get(own[1], law.name):
