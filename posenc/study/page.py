@@ -12,14 +12,14 @@ from posenc.study.panels import GRID, INK, MUTED, PALETTE
 _DARK = ("#4aa8e0", "#f08246", "#2bc49a", "#dd9abb", "#efb73e", "#8fd0f5", "#a8a8a8")
 
 
-def page(title: str, body: str) -> str:
-    """A page of HTML with the style of a report; ``body`` is HTML, ``title`` is text."""
+def page(title: str, body: str, style: str | None = None) -> str:
+    """A page of HTML; ``body`` is HTML, ``title`` is text. ``style`` is by default a report's."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{html.escape(title)}</title><style>{_style()}</style></head><body><main>"
-        f"{body}</main></body></html>\n"
+        f"<title>{html.escape(title)}</title><style>{_style() if style is None else style}</style>"
+        f"</head><body><main>{body}</main></body></html>\n"
     )
 
 
@@ -36,12 +36,17 @@ def _value(value: Any) -> str:
 
 
 def _style() -> str:
-    light = {"--ink": INK, "--muted": MUTED, "--grid": GRID, "--paper": "#ffffff"}
-    light |= {f"--line-{index}": colour for index, colour in enumerate(PALETTE)}
-    dark = {"--ink": "#e8e8e8", "--muted": "#a0a0a0", "--grid": "#33373c", "--paper": "#15181c"}
-    dark |= {f"--line-{index}": colour for index, colour in enumerate(_DARK)}
-    by_day, by_night = ("".join(f"{k}:{v};" for k, v in one.items()) for one in (light, dark))
-    return f":root{{{by_day}}}@media(prefers-color-scheme:dark){{:root{{{by_night}}}}}{_CSS}"
+    light = {f"line-{index}": colour for index, colour in enumerate(PALETTE)}
+    dark = {f"line-{index}": colour for index, colour in enumerate(_DARK)}
+    return f"{colours(light, dark)}{_CSS}"
+
+
+def colours(light: dict[str, str], dark: dict[str, str]) -> str:
+    """CSS variables of all pages, and more of one's own, by day and by night."""
+    by_day = {"ink": INK, "muted": MUTED, "grid": GRID, "paper": "#ffffff"} | light
+    by_night = {"ink": "#e8e8e8", "muted": "#a0a0a0", "grid": "#33373c", "paper": "#15181c"} | dark
+    day, night = ("".join(f"--{k}:{v};" for k, v in one.items()) for one in (by_day, by_night))
+    return f":root{{{day}}}@media(prefers-color-scheme:dark){{:root{{{night}}}}}"
 
 
 _CSS = """

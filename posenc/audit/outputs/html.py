@@ -25,7 +25,8 @@ from posenc.audit.outputs.run import (
     verdict,
 )
 from posenc.audit.record import Record
-from posenc.study.panels import GRID, INK, MUTED, PALETTE
+from posenc.study.page import colours, page
+from posenc.study.panels import PALETTE
 
 _CLASSES = {"differs": "bad", "not called": "bad", "agrees": "good", EXPECTED: "known"}
 _HEAD = ("check", "scheme", "path", "dtype", "found", "first at", "error", "tolerance")
@@ -48,13 +49,7 @@ def write(records: Sequence[Record], judged: Judged, run: Run) -> str:
         *_all_checks(records, judged),
         _conditions(run, records),
     ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>posenc audit: {escape(in_words(counts))}</title><style>{_style()}</style></head>"
-        f"<body><main>{''.join(parts)}</main></body></html>\n"
-    )
+    return page(f"posenc audit: {in_words(counts)}", "".join(parts), _style())
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -147,12 +142,9 @@ def _text(text: str) -> str:
 
 
 def _style() -> str:
-    light = {"ink": INK, "muted": MUTED, "grid": GRID, "paper": "#ffffff", "code": "#f4f4f4"}
-    light |= {"good": "#00785a", "bad": "#b34700", "known": PALETTE[0]}
-    dark = {"ink": "#e8e8e8", "muted": "#a0a0a0", "grid": "#33373c", "paper": "#15181c"}
-    dark |= {"code": "#20242a", "good": "#2bc49a", "bad": "#f08246", "known": "#4aa8e0"}
-    by_day, by_night = ("".join(f"--{k}:{v};" for k, v in one.items()) for one in (light, dark))
-    return f":root{{{by_day}}}@media(prefers-color-scheme:dark){{:root{{{by_night}}}}}{_CSS}"
+    light = {"code": "#f4f4f4", "good": "#00785a", "bad": "#b34700", "known": PALETTE[0]}
+    dark = {"code": "#20242a", "good": "#2bc49a", "bad": "#f08246", "known": "#4aa8e0"}
+    return f"{colours(light, dark)}{_CSS}"
 
 
 _CSS = """
