@@ -14,6 +14,8 @@ the bias               dense (``Call.bias``), on a tile (``bias_tile``), or in a
                        ``near_diagonals``: tiles on which a bias by distance is not constant
 the mask               of positions (``visible``), of a call or tile (``visible_pairs``), of blocks
                        (``visible_blocks``)
+whole rows             ``of_queries``: a call of some queries, for a scheme that adjusts rows of
+                       scores (``adjusts_rows``); ``queries_of``, ``why_not_by_rows``
 decay of channels      ``ChannelDecay``: anchored products of a tile; ``has_channel_decay``
 fully masked rows      ``may_be_fully_masked``, ``zero_fully_masked``
 negligible blocks      ``negligible_blocks``, ``Bounds``: keys whose weights round to nothing
@@ -78,6 +80,7 @@ from posenc.attn.merge import (
 from posenc.attn.negligible import Bounds, may_have_negligible_blocks, negligible_blocks
 from posenc.attn.prepare import prepare
 from posenc.attn.reference import dense
+from posenc.attn.rows import adjusts_rows, of_queries, queries_of, why_not_by_rows
 from posenc.attn.shared import Made, Shared
 from posenc.contract.checks import (
     check_choice,
@@ -143,6 +146,7 @@ __all__ = [
     "Window",
     "add_embedding",
     "add_sink",
+    "adjusts_rows",
     "advise_unknown",
     "append_sink_key",
     "arguments_of_pass",
@@ -194,10 +198,12 @@ __all__ = [
     "nearest",
     "negligible_blocks",
     "not_fully_masked",
+    "of_queries",
     "plan_unless",
     "prepare",
     "provide",
     "public_lse",
+    "queries_of",
     "reads_features",
     "reads_hidden",
     "reads_vectors",
@@ -211,6 +217,7 @@ __all__ = [
     "visible_by_distance",
     "visible_pairs",
     "visible_tokens",
+    "why_not_by_rows",
     "why_not_foldable",
     "working_dtype",
     "zero_fully_masked",

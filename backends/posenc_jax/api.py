@@ -44,9 +44,10 @@ from posenc_jax.chunked import implementation as chunked
 from posenc_jax.fused import implementation as fused
 from posenc_jax.fused.shapes import is_symbolic
 from posenc_jax.hold import hold
+from posenc_jax.network import network
 from posenc_jax.unfold import unfold
 
-provide(Operations(hold=hold, unfold=unfold), xp=jnp)
+provide(Operations(hold=hold, unfold=unfold, network=network), xp=jnp)
 
 # Above both limits "auto" skips "xla", and "chunked" computes scores in tiles. TILED_SCORES counts
 # scores per head, for accelerators only, and is not measured on any yet. Decoding has few queries,
@@ -346,7 +347,7 @@ def _reference(call: Call) -> tuple[Array, Array]:
 _IMPLEMENTATIONS = (
     Implementation("pallas", fused.plan, fused.not_preferred),
     Implementation("xla", _plan_xla, _xla_not_preferred),
-    Implementation("chunked", chunked.plan, decays=True),
+    Implementation("chunked", chunked.plan, decays=True, whole_rows=True),
     Implementation("folded", folded.plan, folded.not_preferred),
     Implementation("reference", lambda call: Planned(_reference), decays=True, whole_rows=True),
 )

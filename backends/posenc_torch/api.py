@@ -37,9 +37,10 @@ from posenc_torch import folded, sdpa
 from posenc_torch.chunked import implementation as chunked
 from posenc_torch.constants import constant
 from posenc_torch.flex import implementation as flex
+from posenc_torch.network import network
 from posenc_torch.rotation import hold, rotate
 
-provide(Operations(constant=constant, hold=hold, rotate=rotate), xp=xp)
+provide(Operations(constant=constant, hold=hold, rotate=rotate, network=network), xp=xp)
 
 
 @advise_unknown
@@ -274,7 +275,7 @@ def _reference(call: Call) -> tuple[Tensor, Tensor]:
 
 _IMPLEMENTATIONS = (
     Implementation("flex", flex.plan, flex.not_preferred),
-    Implementation("chunked", chunked.plan, chunked.not_preferred, decays=True),
+    Implementation("chunked", chunked.plan, chunked.not_preferred, decays=True, whole_rows=True),
     Implementation("folded", folded.plan, folded.not_preferred),
     Implementation("sdpa", sdpa.plan),
     Implementation("reference", lambda call: Planned(_reference), decays=True, whole_rows=True),

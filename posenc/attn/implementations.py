@@ -109,8 +109,9 @@ class Implementation:
         who, hooks = type(part.scheme).__name__, part.scheme.hooks()
         if Hook.ADJUST_SCORES in hooks and not self.whole_rows:
             because = part.scheme.whole_rows and f": {part.scheme.whole_rows}"
-            why = f"{who} adjusts whole rows of scores, which only 'reference' has{because}"
-            return Refusal(why)
+            return Refusal(
+                f"{who} adjusts whole rows of scores, which '{self.name}' does not hold{because}"
+            )
         if Hook.CHANNEL_DECAY in hooks and not self.decays:
             return Refusal(
                 f"each channel of a score of {who} decays by itself, relative to an anchor between "

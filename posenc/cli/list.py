@@ -333,7 +333,7 @@ def _is_relative_transform(scheme: PositionScheme) -> bool:
 
 def _fusable(scheme: PositionScheme, enters: tuple[str, ...]) -> str:
     if "whole rows" in enters:
-        return "reference only"
+        return "reference only" if scheme.key_pairs else "chunked only"
     if "channel decay" in enters:
         return "chunked only"
     if "regions" in enters:

@@ -32,6 +32,10 @@ class Facts(Declared):
     """Why ``adjust_scores`` needs whole rows of scores, for the error of implementations that have
     only tiles of them."""
 
+    key_pairs: bool = False
+    """Whether ``adjust_scores`` computes arrays over all pairs of keys. Each block of queries would
+    compute them again, so only the reference serves such a scheme."""
+
     mixes_heads: str = ""
     """Why one head needs others, or which of all heads it is, for the error of ``HeadSlice``. Empty
     if a head depends only on its own rows of arrays: then methods read the number of heads from
@@ -46,5 +50,5 @@ class Facts(Declared):
 
     _FACTS: ClassVar[Mapping[str, type]] = {
         "relative": bool, "axes": int, "shared": bool, "whole_rows": str,
-        "mixes_heads": str, "paper": str, "trained_as": str,
+        "key_pairs": bool, "mixes_heads": str, "paper": str, "trained_as": str,
     }  # fmt: skip

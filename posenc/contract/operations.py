@@ -36,12 +36,17 @@ class Operations:
         ``(..., N)`` it makes ``(..., rows, N - rows + 1)``. Each row is the row before, shifted by
         one, and the last one begins with the first number of the table. It may be traced, and has
         derivatives.
+    network
+        ``network(x, w1, b1, w2)``: a hidden layer of ``x (B or 1, 1, Q, K)``, as
+        ``posenc.contract.network`` has it, with ``w2 (H, n)``. None for arrays that it does not
+        serve.
     """
 
     constant: Callable[..., Array] | None = None
     hold: Callable[[Array], Array] | None = None
     rotate: Callable[..., Array | None] | None = None
     unfold: Callable[[Array, int], Array] | None = None
+    network: Callable[..., Array | None] | None = None
 
 
 _BACKENDS = {"array_api_compat.torch": "posenc_torch", "jax.numpy": "posenc_jax"}

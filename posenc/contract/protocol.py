@@ -233,7 +233,8 @@ class PositionScheme(Hooked, Facts):
         """Change whole rows of scaled scores ``(B, H, Q, K)``, before the bias is added.
 
         For schemes that cannot be computed tile by tile (CoPE, DAPE). A score of ``-inf`` hides the
-        key from the query (TRA). Only ``implementation="reference"`` calls it.
+        key from the query (TRA). ``chunked`` calls it for some queries at a time, the reference for
+        all of them.
 
         Parameters
         ----------

@@ -117,6 +117,11 @@ class HeadTable:
         self._array, self._xp, self._name, self._rows = array, xp, name, rows
         self.shape, self.dtype = tuple(array.shape[1:]), array.dtype
 
+    @property
+    def of_all_heads(self) -> Array:
+        """The array ``(H, n, ...)``, for an operation of the library."""
+        return self._array
+
     def __len__(self) -> int:
         return int(self.shape[0])
 

@@ -32,8 +32,8 @@ class CoPE(
 
     Learned array: ``e (npos, D)``, which all heads share, 0 at first. So a CoPE begins as NoPE.
 
-    Only the reference computes it. The position of a key needs the scores of all later keys, but a
-    fused kernel sees a tile of scores at a time.
+    ``chunked`` and the reference compute it, in whole rows. The position of a key needs the scores
+    of all later keys, but a fused kernel sees a tile of scores at a time.
 
     Parameters
     ----------
@@ -98,6 +98,8 @@ def sums_from(values: Array, pos: Array, xp: Namespace, *, own: bool = True) -> 
     """
 
     def take(values: Array, index: Array) -> Array:
+        if index.shape[0] == 1:  # the same of all rows, which is faster
+            return xp.take(values, index[0, 0, 0, :], axis=-1)
         return xp.take_along_axis(values, xp.broadcast_to(index, values.shape), axis=-1)
 
     order = xp.argsort(-pos, axis=-1)  # the last key first, so that small sums stay small

@@ -34,8 +34,8 @@ class DAPE(
     uniform up to ``1 / sqrt(n)`` with ``n`` the inputs of a layer; ``w1 (hidden, H)`` without a
     bias. A learned array ``name`` of the scheme is called ``"0_{name}"``, as in a ``Sum``.
 
-    Only the reference computes it. The score of a head needs those of all other heads, but a fused
-    kernel computes one head at a time.
+    ``chunked`` and the reference compute it, in whole rows. The score of a head needs those of all
+    other heads, but a fused kernel computes one head at a time.
 
     Parameters
     ----------

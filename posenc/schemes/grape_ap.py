@@ -41,10 +41,10 @@ class GRAPEAP(
 
     Learned array: ``w (H, d, C)``, at first normal with standard deviation ``0.5 / sqrt(C)``.
 
-    Only the reference computes it. The potential of a pair is no sum of a number of the query and
-    one of the key, so its sums are no differences of sums over tokens, as FoX's are: a tile would
-    have to know those of all tiles between it and its query. The authors' code has whole rows too.
-    Its choices to take queries, keys or values for ``p`` are left out.
+    ``chunked`` and the reference compute it, in whole rows. The potential of a pair is no sum of a
+    number of the query and one of the key, so its sums are no differences of sums over tokens, as
+    FoX's are: a tile would have to know those of all tiles between it and its query. The authors'
+    code has whole rows too. Its choices to take queries, keys or values for ``p`` are left out.
 
     Parameters
     ----------

@@ -22,6 +22,7 @@ _EPS = 1e-6  # in the norm of a direction, as released
 class PaTH(
     PositionScheme,
     whole_rows="a score depends on all tokens between its query and its key",
+    key_pairs=True,
     paper="Yang et al. 2025, arXiv 2505.16381",
 ):
     """``q_i^T H_i H_{i-1} .. H_{j+1} k_j / sqrt(D)`` with ``H_t = I - beta_t w_t w_t^T``.

@@ -30,8 +30,8 @@ class TRA(
     threshold itself has no gradient. In the authors' model q and k have passed an RMSNorm without
     gains; that is left to the model.
 
-    Only the reference computes it. The distance of a key needs the scores of all later keys, but a
-    fused kernel sees a tile of scores at a time.
+    ``chunked`` and the reference compute it, in whole rows. The distance of a key needs the scores
+    of all later keys, but a fused kernel sees a tile of scores at a time.
 
     Parameters
     ----------

@@ -202,7 +202,7 @@ OF_TOKENS = {name: Tokens(places=PLACES, x=X) for name in ("axial", "streets")}
 # What an implementation may say instead of serving a scheme.
 REASONS = (
     r"^(implementation '\w+' cannot serve this call: )?"
-    r"(CoPE adjusts whole rows of scores, which only 'reference' has: .+"
+    r"(CoPE adjusts whole rows of scores, which '\w+' does not hold: .+"
     r"|(merging the regions of ReRoPE|the sink of Sink) needs a log-sum-exp, and .+"
     r")$"
 )

@@ -99,7 +99,7 @@ def test_positions_of_a_sum_come_from_rotated_scores():
     assert all(np.abs(found - other).max() > 0.01 for other in gates)
 
 
-@pytest.mark.parametrize("route", [r for r in ROUTES if r.id in ("torch-sdpa", "jax-chunked")])
+@pytest.mark.parametrize("route", [r for r in ROUTES if r.id in ("torch-sdpa", "jax-xla")])
 def test_others_say_why_they_cannot(route):
     q, k, v = (a.astype(np.float32) for a in vectors())
     with pytest.raises(NotImplementedError, match="the position of a key counts gates of all"):

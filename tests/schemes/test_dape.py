@@ -76,7 +76,7 @@ def test_first_values_are_those_of_a_linear_layer():
         assert 0.7 / np.sqrt(inputs) < np.abs(first[name]).max() <= 1 / np.sqrt(inputs)
 
 
-@pytest.mark.parametrize("route", [r for r in ROUTES if r.id in ("torch-chunked", "jax-chunked")])
+@pytest.mark.parametrize("route", [r for r in ROUTES if r.id in ("torch-sdpa", "jax-xla")])
 def test_others_say_why_they_cannot(route):
     scheme = DAPE(posenc.ALiBi(HEADS))
     tensors = {n: a.astype(np.float32) for n, a in zip("qkv", (Q, K, V), strict=True)}

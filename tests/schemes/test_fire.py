@@ -6,11 +6,18 @@ import math
 
 import numpy as np
 import pytest
+from cases import Case, tensors_of
+from frameworks import FRAMEWORKS, Route
+from frameworks import route as named
+from subjects import normal, params_of
 
 import posenc
 from posenc.schemes import FIRE, Sink
+from posenc.testing.examples import HEADS
+from posenc.testing.tolerances import assert_near
 
 ULP = 2.0**-52
+FLOAT64 = 1e-12
 NETWORK = {
     "w1": np.asarray([1.0, -2.0]),
     "b1": np.asarray([-0.25, 1.0]),
@@ -109,3 +116,33 @@ def test_the_threshold_fits_the_training_length():
 def test_wrong_options(options, error):
     with pytest.raises(ValueError, match=error):
         FIRE(2, **options)
+
+
+@pytest.mark.parametrize("framework", [f for f in FRAMEWORKS.values() if f.differentiable], ids=str)
+@pytest.mark.parametrize("hidden", [3, 20])
+def test_many_units_at_a_time_are_their_sum(framework, hidden):
+    """The bias of the reference in NumPy, unit by unit, and its gradients by differences."""
+    scheme = FIRE(HEADS, hidden=hidden, init_len=7)
+    case = Case(
+        {"causal": True, "tokens": posenc.Tokens(pos=np.stack([np.arange(9), 3 * np.arange(9)]))},
+        q_len=9,
+        k_len=9,
+    )
+    tensors, params = tensors_of(scheme, case), params_of(scheme, dtype="float64")
+    d_out = normal((2, HEADS, 9, tensors["v"].shape[-1]), 9)
+    call = scheme, tensors, params
+    chunked = Route(framework, "chunked")
+    out, found = chunked.gradients(*call, d_out, dtype="float64", **case.options)
+    plain = named("numpy", "reference")
+    assert_near(out, plain.attend(*call, dtype="float64", **case.options), FLOAT64)
+    for name in ("w1", "b1", "w2"):
+        step = 1e-6 * normal(params[name].shape, 3)
+        ends = [
+            plain.attend(
+                scheme, tensors, params | {name: params[name] + sign * step}, dtype="float64",
+                **case.options,
+            )
+            for sign in (1, -1)
+        ]  # fmt: skip
+        change = np.sum((ends[0] - ends[1]) * d_out) / 2
+        np.testing.assert_allclose(np.sum(found[name] * step), change, rtol=1e-5, atol=1e-12)

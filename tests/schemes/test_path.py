@@ -127,7 +127,7 @@ def test_padding_may_be_nan(by):
     assert_near(found[:, :, 3:], expected, FLOAT64)
 
 
-@pytest.mark.parametrize("route", [r for r in ROUTES if r.id in ("torch-sdpa", "jax-chunked")])
+@pytest.mark.parametrize("route", [r for r in ROUTES if r.id in ("torch-sdpa", "jax-xla")])
 def test_others_say_why_they_cannot(route):
     tensors = {n: a.astype(np.float32) for n, a in {"q": Q, "k": K, "v": V}.items()}
     with pytest.raises(NotImplementedError, match="all tokens between its query and its key"):

@@ -124,7 +124,7 @@ def test_beside_a_bias_and_a_rotation():
     assert_near(found, by_loop(*turned, v, pos, np.zeros(LENGTH, int)), FLOAT64)
 
 
-@pytest.mark.parametrize("route", [r for r in ROUTES if r.id in ("torch-sdpa", "jax-chunked")])
+@pytest.mark.parametrize("route", [r for r in ROUTES if r.id in ("torch-sdpa", "jax-xla")])
 def test_others_say_why_they_cannot(route):
     q, k, v = (a.astype(np.float32) for a in vectors())
     params = {name: a.astype(np.float32) for name, a in PARAMS.items()}

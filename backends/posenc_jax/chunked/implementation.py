@@ -24,8 +24,11 @@ from posenc.backend import (
     Planned,
     Refusal,
     Tokens,
+    adjusts_rows,
     may_be_fully_masked,
+    plan_unless,
     visible_pairs,
+    why_not_by_rows,
     zero_fully_masked,
 )
 from posenc_jax.chunked.blocks import (
@@ -34,6 +37,7 @@ from posenc_jax.chunked.blocks import (
     join_blocks,
     make_tiling,
     split_blocks,
+    split_tokens,
 )
 from posenc_jax.chunked.by_distance import TABLE, make_table, pad_table
 from posenc_jax.chunked.decay import lies_before
@@ -50,8 +54,10 @@ from posenc_jax.chunked.lanes import (
 )
 from posenc_jax.chunked.loops import loop_blocks, map_blocks, scan_blocks
 from posenc_jax.chunked.ranges import Ranges, needed_ranges, visible_ranges
+from posenc_jax.chunked.rows import by_rows
 from posenc_jax.chunked.tile import Softmax, absorb_tile, tile_gradients, turn
 from posenc_jax.derivatives import forbid_forward_mode, forbid_reverse_over_reverse
+from posenc_jax.fused.shapes import is_symbolic
 from posenc_jax.tokens import Keys, Queries
 from posenc_jax.trees import Arrays, gradients_as, make_varying, zero_gradients
 
@@ -86,6 +92,9 @@ def chunked(call: Call) -> tuple[Array, Array]:
 
 def plan(call: Call) -> Planned | Refusal:
     """How a call is split into tiles, or why it cannot be."""
+    if adjusts_rows(call):
+        cuts = "it cuts queries into blocks, which needs lengths in numbers"
+        return plan_unless(cuts if is_symbolic(call) else why_not_by_rows(call), Planned(by_rows))
     what = "bias" if call.extra_bias is not None else "mask"
     if call.extra_bias is not None or call.mask.array is not None:
         instead = "" if what == "bias" else "; give a mask as a function of positions"
@@ -133,11 +142,11 @@ def _attend_compiled(
         dict[str, Any](size=size, padding=padding)
         for size, padding in zip((tiling.q_block, tiling.k_block), tiling.padding, strict=True)
     )
-    queries = Queries(split_blocks(q, axis=2, **of_q), _split_side(query, **of_q))
+    queries = Queries(split_blocks(q, axis=2, **of_q), split_tokens(query, **of_q))
     keys = Keys(
         split_blocks(jnp.swapaxes(k, 2, 3), axis=3, **of_k),
         split_blocks(v, axis=2, **of_k),
-        _split_side(key, **of_k),
+        split_tokens(key, **of_k),
         tiling.valid_keys(),
     )
     separate = tiling.heads > 1
@@ -154,20 +163,6 @@ def _attend_compiled(
     together = (join_heads(a.reshape(*a.shape[:3], -1, *a.shape[5:])) for a in results)
     out, lse = (join_blocks(a, axis=2, length=q.shape[2]) for a in together)
     return out, lse
-
-
-def _split_side(side: Tokens, size: int, padding: int) -> Tokens:
-    """Integers ``(n, B or 1, 1, b)`` and features ``(n, B or 1, H or 1, b, ...)``, ``b`` per block.
-
-    Padding repeats the last token, because a scheme may reject positions after it.
-    """
-    split = partial(split_blocks, size=size, padding=padding, axis=2, mode="edge")
-    pos, seg, places = (
-        None if a is None else split(jnp.atleast_2d(a)[:, None, :])
-        for a in (side.pos, side.seg, side.places)
-    )
-    features = {name: split(a) for name, a in (side.features or {}).items()}
-    return Tokens(pos, seg, places, features=features)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

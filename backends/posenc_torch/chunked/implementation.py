@@ -14,9 +14,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from posenc.backend import Call, Planned, Refusal, plan_unless
+from posenc.backend import Call, Planned, Refusal, adjusts_rows, plan_unless, why_not_by_rows
 from posenc_torch.chunked.job import Job, table_of
 from posenc_torch.chunked.passes import Fused, Recomputed
+from posenc_torch.chunked.rows import by_rows
 from posenc_torch.chunked.tensors import tensors_of
 from posenc_torch.sdpa import has_native_mask, is_small
 from posenc_torch.tracing import is_exporting, is_traced, is_transformed
@@ -38,6 +39,8 @@ def chunked(call: Call) -> tuple[Tensor, Tensor | None]:
 
 def plan(call: Call) -> Planned | Refusal:
     """How a call is cut into parts, or why it cannot be."""
+    if adjusts_rows(call):
+        return plan_unless(_why_not(call) or why_not_by_rows(call), Planned(by_rows))
     return plan_unless(_why_not(call), Planned(chunked))
 
 
@@ -61,10 +64,20 @@ def not_preferred(call: Call) -> str | None:
     """Why ``"auto"`` skips it."""
     if torch.compiler.is_compiling():
         return "it chooses key blocks from tensor values, and would break a compiled graph"
+    if adjusts_rows(call):
+        return _rows_not_preferred(call)
     if has_native_mask(call):
         return "SDPA needs no mask for this call"
     if is_small(call):
         return "each head has few scores, and SDPA takes them in one call"
     if call.q.device.type not in ("cpu", "cuda"):
         return f"it is not tested on {call.q.device.type}"
+    return None
+
+
+def _rows_not_preferred(call: Call) -> str | None:
+    if is_small(call):
+        return "each head has few scores, and the reference has second derivatives"
+    if call.q.device.type != "cpu":
+        return f"some rows at a time were not measured on {call.q.device.type}"
     return None

@@ -199,6 +199,11 @@ def _cost(call: Call) -> Callable[[int, int], float]:
     return cost
 
 
+def most_queries() -> int:
+    """The most queries of a part."""
+    return _sizes.get().queries
+
+
 def few_queries() -> int:
     """So few that the definition of some scores costs less than another anchor (decays)."""
     return max(1, _sizes.get().queries // 8)

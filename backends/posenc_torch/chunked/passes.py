@@ -44,7 +44,7 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        _only_first_derivatives(d_out)
+        only_first_derivatives(d_out)
         job: Job = ctx.job
         *saved, outs, lses = ctx.saved_tensors
         given = dict(zip(job.slots, saved, strict=True))
@@ -103,7 +103,7 @@ class Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *d_results: Tensor) -> tuple[Tensor | None, ...]:
-        _only_first_derivatives(d_results[0])
+        only_first_derivatives(d_results[0])
         job: Job = ctx.job
         given = dict(zip(job.slots, ctx.saved_tensors, strict=True))
         sums = _Sums(job, given, ctx.needs_input_grad[1:])
@@ -127,7 +127,7 @@ class Recomputed(torch.autograd.Function):
         return None, *sums.results()
 
 
-def _only_first_derivatives(d_result: Tensor) -> None:
+def only_first_derivatives(d_result: Tensor) -> None:
     """Refuse second derivatives, and several first ones at a time."""
     if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(d_result):
         raise NotImplementedError(

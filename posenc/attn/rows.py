@@ -1,0 +1,55 @@
+"""Whole rows of scores, of a few queries at a time: for schemes that adjust them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from posenc.attn.call import Call
+from posenc.contract.protocol import Hook
+from posenc.contract.specs import Array
+
+_FEWEST = 16  # queries, however long a row is
+
+
+def adjusts_rows(call: Call) -> bool:
+    """Whether the scheme of a call adjusts whole rows of scores."""
+    return Hook.ADJUST_SCORES in call.scheme.hooks()
+
+
+def why_not_by_rows(call: Call) -> str | None:
+    """Why a few queries at a time are no way to compute a call that adjusts whole rows."""
+    if not call.scheme.key_pairs:
+        return None
+    who = type(call.scheme).__name__
+    return f"{who} computes arrays over all pairs of keys, which each block of queries would repeat"
+
+
+def queries_of(call: Call, scores: int, *, most: int) -> int:
+    """How many queries at a time have about so many scores, in all heads of a batch."""
+    batch, heads, q_len, _ = call.q.shape
+    count: int = min(q_len, most, max(_FEWEST, scores // (batch * heads * call.k.shape[2])))
+    return count
+
+
+def of_queries(call: Call, queries: slice) -> Call:
+    """The same call of some of its queries, as views.
+
+    Keys after all of these queries are left out under a causal mask, if positions are the default:
+    no score of a row may depend on them.
+    """
+    stop = call.k.shape[2]
+    if call.causal and call.in_order:
+        stop = stop - call.q.shape[2] + queries.stop
+    keys = slice(stop)
+
+    def pairs(array: Array) -> Array:
+        return array[:, :, queries, keys]
+
+    mask, bias = call.mask, call.extra_bias
+    if mask.array is not None:
+        mask = replace(mask, array=pairs(mask.array))
+    return replace(
+        call, q=call.q[:, :, queries], k=call.k[:, :, keys], v=call.v[:, :, keys],
+        query=call.query.select(queries), key=call.key.select(keys), mask=mask,
+        extra_bias=None if bias is None else pairs(bias), aligned=False, shared=None,
+    )  # fmt: skip

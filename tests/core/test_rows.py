@@ -1,0 +1,66 @@
+"""Whole rows of scores, of some queries at a time, are those of all queries."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cases import Case, options_of, tensors_of
+from frameworks import FUSED, HAS
+from frameworks import route as named
+from sample import long
+from subjects import SUBJECTS, heads, normal, params_of
+
+from posenc.contract.protocol import Hook
+from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR, assert_near
+
+ADJUSTING = {n: s for n, s in SUBJECTS.items() if Hook.ADJUST_SCORES in s.hooks()}
+CHUNKED = [p for p in FUSED if p.values[0] is None or p.values[0].implementation == "chunked"]
+SEES = np.random.default_rng(5).random((2, 1, 27, 30)) < 0.8
+# Blocks of 8 queries: the last one has fewer. In order, later keys of a block are left out.
+CALLS = {
+    "in order": Case({"causal": True}, q_len=27, k_len=30, grouped=True),
+    "as many": Case({"causal": True, "window": 9}, q_len=20, k_len=20),
+    "a mask and a bias by pair": Case(
+        # A power of two, so that TRA's threshold sees exact scores in any float.
+        {"mask": SEES, "bias": normal(SEES.shape, 4), "softcap": 3.0, "scale": 0.5},
+        q_len=27,
+        k_len=30,
+    ),
+}
+# JAX compiles each for some seconds.
+SETTINGS = [
+    pytest.param(
+        route, subject, call, id=f"{found.id}-{subject}-{call}",
+        marks=[*found.marks, *[long] * (found.id == "jax-chunked" and n % 3 != m)],
+    )
+    for found in CHUNKED
+    for route in found.values
+    for n, subject in enumerate(ADJUSTING)
+    for m, call in enumerate(CALLS)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("route", "subject", "call"), SETTINGS)
+def test_some_queries_at_a_time_are_all_queries(route, subject, call):
+    if not HAS["torch"]:
+        pytest.skip("gradients are compared with torch's autograd, torch is not installed")
+    scheme, case = ADJUSTING[subject], CALLS[call]
+    tensors, params = tensors_of(scheme, case), params_of(scheme)
+    options = options_of(scheme, case)
+    bias = options.pop("bias", None)
+    tensors |= {} if bias is None else {"bias": bias}
+    d_out = normal((2, heads(scheme), case.q_len, tensors["v"].shape[-1]), 9)
+
+    def found(route, dtype):
+        return route.gradients(scheme, tensors, params, d_out, dtype=dtype, **options)
+
+    if scheme.key_pairs:
+        with pytest.raises(NotImplementedError, match="arrays over all pairs of keys"):
+            found(route, "float32")
+        return
+    values, gradients = found(named("torch", "reference"), "float64")
+    out, own = found(route, "float32")
+    assert_near(out, values, ATTENTION_TOL["float32"])
+    for name, gradient in gradients.items():
+        factor = REDUCTION_FACTOR if name in params or name == "tokens.x" else 1
+        assert_near(own[name], gradient, factor * ATTENTION_TOL["float32"], name)
