@@ -20,8 +20,8 @@ def network(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> Tensor | None:
     of_units = (torch.split(w, _UNITS) for w in (w1[:, None], b1[:, None], w2.mT))
     for first, offset, last in zip(*of_units, strict=True):
         units = torch.relu(torch.addcmul(offset, first, flat))
-        heads = last.mT.expand(len(x), -1, -1)
+        heads = last.mT.expand(x.shape[0], -1, -1)
         total = heads @ units if total is None else torch.baddbmm(total, heads, units)
     assert total is not None
-    bias: Tensor = total.reshape(len(x), -1, *x.shape[2:])
+    bias: Tensor = total.reshape(x.shape[0], -1, *x.shape[2:])
     return bias

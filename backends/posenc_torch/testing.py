@@ -17,8 +17,7 @@ from posenc.backend import Arguments, LayerFacts, LayerPlan
 from posenc.testing import Framework, Function, Host
 from posenc_torch.api import IMPLEMENTATIONS, attention
 from posenc_torch.bound import Bound, PlainLayer
-from posenc_torch.chunked.implementation import WHY_NOT_COMPILED
-from posenc_torch.chunked.parts import small_blocks
+from posenc_torch.chunked.parts import WHY_NOT_COMPILED, small_blocks
 from posenc_torch.flex.programs import uncompiled
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from cases import Case, options_of, tensors_of
@@ -10,6 +13,7 @@ from frameworks import route as named
 from sample import long
 from subjects import SUBJECTS, heads, normal, params_of
 
+import posenc
 from posenc.contract.protocol import Hook
 from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR, assert_near
 
@@ -64,3 +68,60 @@ def test_some_queries_at_a_time_are_all_queries(route, subject, call):
     for name, gradient in gradients.items():
         factor = REDUCTION_FACTOR if name in params or name == "tokens.x" else 1
         assert_near(own[name], gradient, factor * ATTENTION_TOL["float32"], name)
+
+
+def test_half_precision_is_rounded_once():
+    """Scores, and the gradients of keys that blocks add up, are in the working dtype."""
+    scheme, case = ADJUSTING["cope"], Case({"causal": True}, q_len=40, k_len=40)
+    tensors, params = tensors_of(scheme, case), params_of(scheme)
+    d_out = normal((2, heads(scheme), 40, tensors["v"].shape[-1]), 9)
+    for framework in (p.values[0].framework for p in CHUNKED if p.values[0] is not None):
+        found = [
+            named(framework.name, implementation).gradients(
+                scheme, tensors, params, d_out, dtype="bfloat16", causal=True
+            )
+            for implementation in ("chunked", "reference")
+        ]
+        (out, some), (whole, every) = found
+        # Results round once, to 8 bits; before that they differ by roundings of float32.
+        np.testing.assert_allclose(out, whole, rtol=2**-7, atol=1e-5)
+        for name in ("k", "v"):
+            np.testing.assert_allclose(some[name], every[name], rtol=2**-7, atol=1e-3)
+
+
+@pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
+def test_a_mask_that_changes_is_noticed():
+    torch, posenc_torch = (importlib.import_module(name) for name in ("torch", "posenc_torch"))
+    q = torch.ones((1, 2, 300, 8), requires_grad=True)
+    sees = torch.ones((1, 1, 300, 300), dtype=torch.bool)
+    scheme = posenc.make("tra", num_heads=2, hidden_dim=8)
+    params = {name: torch.tensor(a) for name, a in posenc.init_params(scheme).items()}
+    tokens = posenc.Tokens(x=torch.ones((1, 300, 8)))
+    out = posenc_torch.attention(
+        q, q, q, scheme, params, mask=sees, tokens=tokens, implementation="chunked"
+    )
+    sees.fill_(False)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.skipif(not HAS["jax"], reason="JAX is not installed")
+def test_a_mask_of_ones_own_may_hold_an_array():
+    jax, posenc_jax = (importlib.import_module(name) for name in ("jax", "posenc_jax"))
+    blocks = importlib.import_module("posenc_jax.chunked.blocks")
+    q = normal((2, 20, 4, 8), 0, "float32")
+    scheme = posenc.make("cope", head_dim=8, init_std=0.5)
+    params, sees = posenc.init_params(scheme), SEES[0, 0, :20, :20]
+    results = []
+    for mask in (Kept(keep=jax.numpy.asarray(sees)), sees[None, None]):
+        with blocks.block_size(8):
+            results.append(posenc_jax.attention(q, q, q, scheme, params, mask=mask))
+    np.testing.assert_array_equal(*results)
+
+
+@dataclass(frozen=True)
+class Kept(posenc.Mask):
+    keep: object = None
+
+    def pairs(self, q, k, xp):
+        return self.keep[q.pos, k.pos]

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -17,7 +16,6 @@ from posenc.backend import (
     Call,
     Mask,
     PositionScheme,
-    Tokens,
     may_have_negligible_blocks,
 )
 
@@ -195,20 +193,6 @@ def split_blocks(
         array = jnp.pad(array, widths, mode=mode)
     shape = (*array.shape[:axis], -1, size, *array.shape[axis + 1 :])
     return jnp.moveaxis(array.reshape(shape), axis, 0)
-
-
-def split_tokens(side: Tokens, size: int, padding: int) -> Tokens:
-    """Integers ``(n, B or 1, 1, b)`` and features ``(n, B or 1, H or 1, b, ...)``, ``b`` per block.
-
-    Padding repeats the last token, because a scheme may reject positions after it.
-    """
-    split = partial(split_blocks, size=size, padding=padding, axis=2, mode="edge")
-    pos, seg, places = (
-        None if a is None else split(jnp.atleast_2d(a)[:, None, :])
-        for a in (side.pos, side.seg, side.places)
-    )
-    features = {name: split(a) for name, a in (side.features or {}).items()}
-    return Tokens(pos, seg, places, features=features)
 
 
 def join_blocks(array: Array, *, axis: int, length: int) -> Array:

@@ -37,7 +37,6 @@ from posenc_jax.chunked.blocks import (
     join_blocks,
     make_tiling,
     split_blocks,
-    split_tokens,
 )
 from posenc_jax.chunked.by_distance import TABLE, make_table, pad_table
 from posenc_jax.chunked.decay import lies_before
@@ -142,11 +141,11 @@ def _attend_compiled(
         dict[str, Any](size=size, padding=padding)
         for size, padding in zip((tiling.q_block, tiling.k_block), tiling.padding, strict=True)
     )
-    queries = Queries(split_blocks(q, axis=2, **of_q), split_tokens(query, **of_q))
+    queries = Queries(split_blocks(q, axis=2, **of_q), _split_side(query, **of_q))
     keys = Keys(
         split_blocks(jnp.swapaxes(k, 2, 3), axis=3, **of_k),
         split_blocks(v, axis=2, **of_k),
-        split_tokens(key, **of_k),
+        _split_side(key, **of_k),
         tiling.valid_keys(),
     )
     separate = tiling.heads > 1
@@ -163,6 +162,20 @@ def _attend_compiled(
     together = (join_heads(a.reshape(*a.shape[:3], -1, *a.shape[5:])) for a in results)
     out, lse = (join_blocks(a, axis=2, length=q.shape[2]) for a in together)
     return out, lse
+
+
+def _split_side(side: Tokens, size: int, padding: int) -> Tokens:
+    """Integers ``(n, B or 1, 1, b)`` and features ``(n, B or 1, H or 1, b, ...)``, ``b`` per block.
+
+    Padding repeats the last token, because a scheme may reject positions after it.
+    """
+    split = partial(split_blocks, size=size, padding=padding, axis=2, mode="edge")
+    pos, seg, places = (
+        None if a is None else split(jnp.atleast_2d(a)[:, None, :])
+        for a in (side.pos, side.seg, side.places)
+    )
+    features = {name: split(a) for name, a in (side.features or {}).items()}
+    return Tokens(pos, seg, places, features=features)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

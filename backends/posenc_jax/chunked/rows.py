@@ -10,15 +10,11 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax import Array
+import jax.numpy as jnp
+from jax import Array, lax
 
 from posenc.backend import Call, Tokens, dense, queries_of
-from posenc_jax.chunked.blocks import (
-    join_blocks,
-    most_queries,
-    split_blocks,
-    split_tokens,
-)
+from posenc_jax.chunked.blocks import join_blocks, most_queries, split_blocks
 from posenc_jax.chunked.loops import map_blocks
 from posenc_jax.trees import make_varying
 
@@ -27,9 +23,12 @@ _SCORES, _ON_A_DEVICE = 2**19, 2**24  # at a time; on a CPU they stay in a cache
 
 def by_rows(call: Call) -> tuple[Array, Array]:
     """``(B, H, Q, Dv)`` and the log-sum-exp ``(B, H, Q)``, in the working dtype."""
+    # Here, so that the gradients of keys are summed over blocks in it.
+    q, k, v = (array.astype(call.dtype) for array in (call.q, call.k, call.v))
+    call = replace(call, q=q, k=k, v=v)
     scores = _SCORES if jax.default_backend() == "cpu" else _ON_A_DEVICE
     size = queries_of(call, scores, most=most_queries())
-    if size == call.q.shape[2]:
+    if size == q.shape[2]:
         return _definition(call)
     # What decides the program, and may be compared: so that it is compiled once.
     none: Any = None
@@ -37,37 +36,64 @@ def by_rows(call: Call) -> tuple[Array, Array]:
         call, q=none, k=none, v=none, arrays=none, query=none, key=none, extra_bias=None,
         sink=None, regions=(), shared=None, mask=replace(call.mask, array=None), aligned=False,
     )  # fmt: skip
-    sides = (call.q, call.query, call.mask.array, call.extra_bias), (call.k, call.v, call.key)
-    out, lse = _some_at_a_time(static, size, *sides, call.arrays)
+    sides = (q, call.query, call.mask.array, call.extra_bias), (k, v, call.key)
+    attend = _compiled if _is_hashable(static) else _some_at_a_time
+    out, lse = attend(static, size, *sides, call.arrays)
     return out, lse
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+def _is_hashable(static: Call) -> bool:
+    """Not if a mask of the caller's holds an array."""
+    try:
+        hash(static)
+    except TypeError:
+        return False
+    return True
+
+
 def _some_at_a_time(static: Call, size: int, of_queries: Any, of_keys: Any, arrays: Any) -> Any:
     q, query, *pairs = of_queries
-    padding = -q.shape[2] % size
-    split = partial(split_blocks, axis=2, size=size, padding=padding)
     k, v, key = of_keys
     whole = replace(static, k=k, v=v, key=key, arrays=arrays)
+    length = q.shape[2]
+    full = length // size * size  # the last block begins earlier, where this is less
+
+    def split(array: Array, axis: int = 2) -> Array:
+        if full < length:
+            last = lax.slice_in_dim(array, length - size, length, axis=axis)
+            array = jnp.concat([lax.slice_in_dim(array, 0, full, axis=axis), last], axis=axis)
+        return split_blocks(array, axis=axis, size=size, padding=0)
+
+    own = (query.pos, query.seg, query.places)
     blocks = make_varying(
         (
             split(q),
-            split_tokens(query, size=size, padding=padding),
+            tuple(None if a is None else split(a, axis=a.ndim - 1) for a in own),
+            {name: split(feature) for name, feature in (query.features or {}).items()},
             *(None if a is None else split(a) for a in pairs),
         )
     )
     results = map_blocks(jax.checkpoint(partial(_attend, whole)), blocks)
-    return tuple(join_blocks(a, axis=2, length=q.shape[2]) for a in results)
+
+    def join(blocks: Array) -> Array:
+        every = join_blocks(blocks, axis=2, length=blocks.shape[0] * size)
+        if full == length:
+            return every
+        first = lax.slice_in_dim(every, 0, full, axis=2)
+        last = lax.slice_in_dim(every, full + size - (length - full), full + size, axis=2)
+        return jnp.concat([first, last], axis=2)
+
+    return tuple(map(join, results))
 
 
-def _attend(whole: Call, block: tuple[Array, Tokens, Array | None, Array | None]) -> Any:
-    """Attention of a block of queries, whose tokens have an axis more, of length 1."""
-    q, query, sees, bias = block
-    pos, seg, places = (
-        None if a is None else a[:, 0] for a in (query.pos, query.seg, query.places)
-    )
+_compiled = partial(jax.jit, static_argnums=(0, 1))(_some_at_a_time)
+
+
+def _attend(whole: Call, block: Any) -> tuple[Array, Array]:
+    """Attention of a block of queries."""
+    q, (pos, seg, places), features, sees, bias = block
     mask = whole.mask if sees is None else replace(whole.mask, array=sees)
-    query = Tokens(pos, seg, places, features=query.features)
+    query = Tokens(pos, seg, places, features=features)
     return _definition(replace(whole, q=q, query=query, mask=mask, extra_bias=bias))
 
 

@@ -16,16 +16,16 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from posenc.backend import Call, Planned, Refusal, adjusts_rows, plan_unless, why_not_by_rows
 from posenc_torch.chunked.job import Job, table_of
+from posenc_torch.chunked.parts import WHY_NOT_COMPILED
 from posenc_torch.chunked.passes import Fused, Recomputed
 from posenc_torch.chunked.rows import by_rows
 from posenc_torch.chunked.tensors import tensors_of
 from posenc_torch.sdpa import has_native_mask, is_small
 from posenc_torch.tracing import is_exporting, is_traced, is_transformed
 
-WHY_NOT_COMPILED = (
-    "posenc 'chunked' chooses key blocks from tensor values, which a compiled graph does not have"
-)
-_TRACED = "it chooses key blocks from tensor values, which a traced program does not have"
+_CHOOSES = "it chooses key blocks from tensor values"
+_LOOPS = "its loop over blocks of queries cannot be traced; 'reference' can"
+_TRACED = f"{_CHOOSES}, which a traced program does not have"
 
 
 @torch.compiler.disable(reason=WHY_NOT_COMPILED)  # type: ignore[no-untyped-call,untyped-decorator]
@@ -40,21 +40,21 @@ def chunked(call: Call) -> tuple[Tensor, Tensor | None]:
 def plan(call: Call) -> Planned | Refusal:
     """How a call is cut into parts, or why it cannot be."""
     if adjusts_rows(call):
-        return plan_unless(_why_not(call) or why_not_by_rows(call), Planned(by_rows))
+        return plan_unless(why_not_by_rows(call) or _why_not(call), Planned(by_rows))
     return plan_unless(_why_not(call), Planned(chunked))
 
 
 def _why_not(call: Call) -> str | None:
     if is_exporting():
-        return f"{_TRACED}; 'sdpa' can be exported"
+        return _LOOPS if adjusts_rows(call) else f"{_TRACED}; 'sdpa' can be exported"
     if torch.compiler.is_compiling():
         return None  # the disabled function raises, or breaks the graph where that is allowed
     if is_traceable_wrapper_subclass(call.q):
         return f"it slices q many times, which is slow where q is a {type(call.q).__name__}"
     if call.q.device.type == "meta" or isinstance(call.q, FakeTensor):
-        return "it chooses key blocks from tensor values, and these tensors have none"
+        return f"{_CHOOSES}, and these tensors have none"
     if is_traced():
-        return _TRACED
+        return _LOOPS if adjusts_rows(call) else _TRACED
     if is_transformed():
         return "its backward pass supports torch.autograd, not torch.func or forward mode"
     return None
@@ -63,7 +63,7 @@ def _why_not(call: Call) -> str | None:
 def not_preferred(call: Call) -> str | None:
     """Why ``"auto"`` skips it."""
     if torch.compiler.is_compiling():
-        return "it chooses key blocks from tensor values, and would break a compiled graph"
+        return "it chooses its blocks one by one, and would break a compiled graph"
     if adjusts_rows(call):
         return _rows_not_preferred(call)
     if has_native_mask(call):

@@ -19,6 +19,11 @@ from posenc.backend import (
     visible_blocks,
 )
 
+WHY_NOT_COMPILED = (
+    "posenc 'chunked' chooses its blocks one by one, often from tensor values, which a compiled "
+    "graph does not have"
+)
+
 
 class BlockSizes(NamedTuple):
     """How finely a call is cut.

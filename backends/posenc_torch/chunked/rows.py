@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from posenc.backend import Call, dense, of_queries, queries_of
-from posenc_torch.chunked.parts import most_queries
+from posenc_torch.chunked.parts import WHY_NOT_COMPILED, most_queries
 from posenc_torch.chunked.passes import only_first_derivatives
 
 _SCORES = 2**19  # at a time
@@ -23,20 +23,23 @@ _SCORES = 2**19  # at a time
 _Tensors: TypeAlias = dict[tuple[str, str], Tensor]
 
 
+@torch.compiler.disable(reason=WHY_NOT_COMPILED)  # type: ignore[no-untyped-call,untyped-decorator]
 def by_rows(call: Call) -> tuple[Tensor, Tensor]:
     """``(B, H, Q, Dv)`` and the log-sum-exp ``(B, H, Q)``, in the working dtype."""
     tensors = _tensors(call)
-    bare = _with(call, dict.fromkeys(tensors))
-    slots = tuple(tensors)
-    out, lse = _Rows.apply(
-        bare, slots, queries_of(call, _SCORES, most=most_queries()), *tensors.values()
-    )  # type: ignore[no-untyped-call]  # as torch has it
+    # Only autograd keeps tensors for a backward pass: it knows when to free them.
+    bare = replace(_with(call, dict.fromkeys(tensors)), sink=None, shared=None)
+    count = queries_of(call, _SCORES, most=most_queries())
+    out, lse = _Rows.apply(bare, tuple(tensors), count, *tensors.values())  # type: ignore[no-untyped-call]  # as torch has it
     return out, lse
 
 
 def _tensors(call: Call) -> _Tensors:
     """What may have a gradient."""
-    own = {"q": call.q, "k": call.k, "v": call.v, "extra_bias": call.extra_bias}
+    own = {
+        "q": call.q, "k": call.k, "v": call.v, "extra_bias": call.extra_bias,
+        "mask": call.mask.array,  # so that autograd notices if it changes
+    }  # fmt: skip
     return {
         **{(field, ""): tensor for field, tensor in own.items() if tensor is not None},
         **{("arrays", name): tensor for name, tensor in call.arrays.items()},
@@ -52,6 +55,8 @@ def _with(call: Call, tensors: Mapping[tuple[str, str], Any]) -> Call:
         return {name: tensor for (of, name), tensor in tensors.items() if of == field}
 
     own = {field: tensor for (field, name), tensor in tensors.items() if not name}
+    if "mask" in own:
+        own["mask"] = replace(call.mask, array=own["mask"])
     return replace(
         call, **own, arrays=named("arrays"), query=call.query.with_features(named("query")),
         key=call.key.with_features(named("key")),
@@ -94,9 +99,12 @@ class _Rows(torch.autograd.Function):
             for queries in _blocks(call, ctx.count):
                 part = of_queries(call, queries)
                 tensors = _tensors(part)
-                leaves = {slot: tensors[slot].requires_grad_() for slot in needed}
+                leaves = {
+                    slot: tensors[slot].detach().to(totals[slot].dtype).requires_grad_()
+                    for slot in needed
+                }
                 with torch.enable_grad():
-                    results = _definition(_with(part, tensors))
+                    results = _definition(_with(part, {**tensors, **leaves}))
                 pairs = [
                     (result, d_result[:, :, queries])
                     for result, d_result in zip(results, d_results, strict=True)
