@@ -116,6 +116,8 @@ def test_the_table_of_facts_is_that_of_the_records(atlas, monkeypatch):
                   "RoPE breaks": "rope", "PoPE breaks": "pope"}),
         ("mqar", {"recall needs no positions": "nope", "RoPE loses recall": "rope",
                   "ALiBi loses recall": "alibi", "Inkling": "inkling"}),
+        ("passkey", {"a passkey needs no positions": "nope", "RoPE loses the passkey": "rope",
+                     "AxialRoPE": "axial_rope"}),
     ],
 )  # fmt: skip
 def test_numbers_in_the_text_are_those_of_the_records(task, begins, atlas, monkeypatch):
