@@ -99,8 +99,8 @@ class Row:
         measured; embeddings, whole rows, sums over tokens, and angles from hidden states are not.
     fusable
         How a fused kernel can apply it: ``"score_mod"`` and ``"key bias"``, ``"before attention"``,
-        ``"merged parts"``, ``"log-sum-exp"`` for a sink alone, ``"reference only"``, or ``"as is"``
-        if there is nothing to apply.
+        ``"merged parts"``, ``"log-sum-exp"`` for a sink alone, ``"chunked only"``,
+        ``"reference only"``, or ``"as is"`` if there is nothing to apply.
     paper
         Authors, year and arXiv number.
     error

@@ -23,9 +23,8 @@ from posenc_torch.chunked.tensors import tensors_of
 from posenc_torch.sdpa import has_native_mask, is_small
 from posenc_torch.tracing import is_exporting, is_traced, is_transformed
 
-_CHOOSES = "it chooses key blocks from tensor values"
 _LOOPS = "its loop over blocks of queries cannot be traced; 'reference' can"
-_TRACED = f"{_CHOOSES}, which a traced program does not have"
+_TRACED = "it chooses key blocks from tensor values, which a traced program does not have"
 
 
 @torch.compiler.disable(reason=WHY_NOT_COMPILED)  # type: ignore[no-untyped-call,untyped-decorator]
@@ -52,7 +51,7 @@ def _why_not(call: Call) -> str | None:
     if is_traceable_wrapper_subclass(call.q):
         return f"it slices q many times, which is slow where q is a {type(call.q).__name__}"
     if call.q.device.type == "meta" or isinstance(call.q, FakeTensor):
-        return f"{_CHOOSES}, and these tensors have none"
+        return "it is for tensors that have values, and these tensors have none"
     if is_traced():
         return _LOOPS if adjusts_rows(call) else _TRACED
     if is_transformed():
