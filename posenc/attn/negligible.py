@@ -202,7 +202,7 @@ def _score_bounds(call: Call) -> tuple[Array, Array]:
     """
     xp, (batch, heads, q_len, dim) = call.xp, call.q.shape
     kv_heads, k_len = call.k.shape[1], call.k.shape[2]
-    q, k = (xp.astype(a, call.dtype) for a in (call.q, call.k))
+    q, k = (xp.astype(a, call.dtype, copy=False) for a in (call.q, call.k))
     q = xp.reshape(q, (batch, kv_heads, heads // kv_heads, q_len, dim))
     # Squares of very small numbers underflow: a norm may be larger than computed by this much.
     underflow = math.sqrt(dim * float(xp.finfo(call.dtype).smallest_normal))

@@ -193,7 +193,8 @@ def test_runs_of_heads_cost_least(monkeypatch, shared, threads):
         least = min(
             total([run_of(spans, *ends) for ends in itertools.pairwise(cuts)]) for cuts in every_cut
         )
-        runs = list(parts._runs(kept, 6, group, cost))
+        (found,) = parts._spans(kept[:, None])
+        runs = list(parts._runs(found, 6, group, cost))
         assert [n for run, _ in runs for n in range(run.start, run.stop)] == list(range(6))
         assert total(runs) == least
 

@@ -319,12 +319,14 @@ def _toeplitz(table: Tensor, count: int, key_counts: Sequence[int]) -> Tensor:
     Of two ranges of keys each has its own columns, and the result is a copy.
     """
     step, one = table.stride()
+    if len(key_counts) == 1:
+        return table.as_strided((1, table.shape[0], count, *key_counts), (0, step, one, one))
     columns = torch.split(table, [count + keys - 1 for keys in key_counts], dim=1)
     views = [
         own.as_strided((1, table.shape[0], count, keys), (0, step, one, one))
         for own, keys in zip(columns, key_counts, strict=True)
     ]
-    return views[0] if len(views) == 1 else torch.cat(views, dim=3)
+    return torch.cat(views, dim=3)
 
 
 def _is_fused(call: Call, tensors: Tensors) -> bool:

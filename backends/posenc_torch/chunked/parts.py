@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -93,11 +93,12 @@ def parts(call: Call, bounds: Callable[[], Bounds | None] | None = None) -> Iter
     cost = _cost(call)
     by_pair = has_bias(call.scheme) and not has_bias_by_distance(call)
     by_pair = by_pair or has_channel_decay(call.scheme)
-    for n, chunk in enumerate(kept.any(dim=0).split(rows // size, dim=1)):
+    chunks = _of_parts(kept.any(dim=0), rows // size)
+    for n, spans in enumerate(_spans(chunks)):
         queries = slice(n * rows, min(q_len, (n + 1) * rows))
-        for run, (first, last) in _runs(chunk.any(dim=1), heads, group, cost):
+        for run, (first, last) in _runs(spans, heads, group, cost):
             # What lies apart is the same for all heads.
-            gap = _gap(chunk.any(dim=(0, 1)), first, last) if _apart(call) else None
+            gap = _gap(chunks[:, n].any(dim=0), first, last) if _apart(call) else None
             end, start = gap or (first, first)
             part = Part(
                 run, queries, slice(start * size, min(k_len, last * size)),
@@ -140,23 +141,35 @@ def _at_most(count: int, heads: slice, group: int) -> Iterator[slice]:
         yield slice(start, min(start + step, heads.stop))
 
 
+def _of_parts(kept: Tensor, blocks: int) -> Tensor:
+    """Blocks of keys that some query of a part keeps, from ``(H or 1, nq, nk)``."""
+    missing = -kept.shape[1] % blocks
+    whole = torch.nn.functional.pad(kept, (0, 0, 0, missing)) if missing else kept
+    return whole.reshape(len(kept), -1, blocks, kept.shape[2]).any(dim=2)
+
+
+def _spans(kept: Tensor) -> list[list[tuple[int, int] | None]]:
+    """The first and the last block, exclusive, that each part and head keeps; None for nothing."""
+    numbers, count = kept.int(), kept.shape[2]
+    ends = torch.stack([numbers.argmax(2), count - numbers.flip(2).argmax(2)], dim=2)
+    ends = torch.where(kept.any(dim=2, keepdim=True), ends, -1)  # one transfer from a device
+    return [
+        [(first, last) if first >= 0 else None for first, last in heads]
+        for heads in ends.transpose(0, 1).tolist()
+    ]
+
+
 def _runs(
-    kept: Tensor, heads: int, group: int, cost: Callable[[int, int], float]
+    spans: Sequence[tuple[int, int] | None],
+    heads: int,
+    group: int,
+    cost: Callable[[int, int], float],
 ) -> Iterator[tuple[slice, tuple[int, int]]]:
-    """Runs of heads, and their ranges of key blocks, that cost least; blocks kept ``(H or 1, nk)``.
+    """Runs of heads, and their ranges of key blocks, that cost least; ``spans`` of each or of all.
 
     ``cost(count, blocks)`` is that of a part of so many heads. Heads that share keys make a run
     only with each other, unless all of them do.
     """
-    count = kept.shape[1]
-    first = kept.int().argmax(dim=1).tolist()
-    last = (count - kept.flip(1).int().argmax(dim=1)).tolist()
-    spans = [
-        span if nonempty else None
-        for span, nonempty in zip(
-            zip(first, last, strict=True), kept.any(dim=1).tolist(), strict=True
-        )
-    ]
     if len(set(spans)) == 1:
         if spans[0] is not None:
             yield slice(0, heads), spans[0]
