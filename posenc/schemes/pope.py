@@ -84,13 +84,14 @@ class PoPE(PositionScheme, paper="Gopalakrishnan et al. 2025, arXiv 2509.10534")
             delta = xp.maximum(delta, xp.full_like(delta, -2 * math.pi))
             sin_delta, cos_delta = xp.sin(delta), xp.cos(delta)
             sin, cos = sin * cos_delta + cos * sin_delta, cos * cos_delta - sin * sin_delta
-        wide = xp.astype(x, work)
+        wide = xp.astype(x, work, copy=False)
         length = xp.logaddexp(wide, xp.zeros_like(wide))  # softplus
         both = [length * cos, length * sin]
         if self.layout == "half":
-            return xp.astype(xp.concat(both, axis=-1), x.dtype)
+            return xp.astype(xp.concat(both, axis=-1), x.dtype, copy=False)
         pairs = xp.stack(both, axis=-1)
-        return xp.astype(xp.reshape(pairs, (*x.shape[:-1], 2 * self.head_dim)), x.dtype)
+        pairs = xp.reshape(pairs, (*x.shape[:-1], 2 * self.head_dim))
+        return xp.astype(pairs, x.dtype, copy=False)
 
     def rotary(self, pos: Array, *, dtype: Any, params: Arrays, xp: Namespace) -> Arrays:
         sin, cos = self._turns.sincos(pos, dtype=dtype, xp=xp)
