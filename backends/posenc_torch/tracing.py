@@ -31,6 +31,14 @@ def is_transformed() -> bool:
     return inside or forward_ad._current_level >= 0
 
 
+def has_values(array: object) -> bool:
+    """False for what stands for a tensor in ``torch.func.functionalize``.
+
+    It has ``numpy()``, which shows memory that is not the tensor's.
+    """
+    return not (isinstance(array, Tensor) and torch._is_functional_tensor(array))
+
+
 def may_read(tensor: Tensor) -> bool:
     """Whether Python may read values: those of a plain tensor on a CPU, which nobody traces."""
     if torch.compiler.is_compiling() or type(tensor) not in (Tensor, Parameter):

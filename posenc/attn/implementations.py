@@ -78,6 +78,8 @@ class Implementation:
         Whether it computes scores whose channels decay.
     whole_rows
         Whether it holds whole rows of scores, which ``adjust_scores`` needs.
+    within
+        The function of which it is an implementation, unless that is ``attention``.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Implementation:
     not_preferred: Callable[[Call], str | None] = _no_reason
     decays: bool = False
     whole_rows: bool = False
+    within: str | None = None
 
     def plan_all(self, call: Call) -> Planned | Refusal:
         """How it serves a whole call, whose regions are merged and whose sink is added; or why not.
@@ -109,8 +112,9 @@ class Implementation:
         who, hooks = type(part.scheme).__name__, part.scheme.hooks()
         if Hook.ADJUST_SCORES in hooks and not self.whole_rows:
             because = part.scheme.whole_rows and f": {part.scheme.whole_rows}"
+            which = f"'{self.name}' of {self.within}" if self.within else f"'{self.name}'"
             return Refusal(
-                f"{who} adjusts whole rows of scores, which '{self.name}' does not hold{because}"
+                f"{who} adjusts whole rows of scores, which {which} does not hold{because}"
             )
         if Hook.CHANNEL_DECAY in hooks and not self.decays:
             return Refusal(

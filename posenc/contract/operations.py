@@ -40,6 +40,9 @@ class Operations:
         ``network(x, w1, b1, w2)``: a hidden layer of ``x (B or 1, 1, Q, K)``, as
         ``posenc.contract.network`` has it, with ``w2 (H, n)``. None for arrays that it does not
         serve.
+    has_values
+        ``has_values(array)``: False for an array that pretends to have values in a program that is
+        transformed, where NumPy would read memory that is not its own.
     """
 
     constant: Callable[..., Array] | None = None
@@ -47,6 +50,7 @@ class Operations:
     rotate: Callable[..., Array | None] | None = None
     unfold: Callable[[Array, int], Array] | None = None
     network: Callable[..., Array | None] | None = None
+    has_values: Callable[[Array], bool] | None = None
 
 
 _BACKENDS = {"array_api_compat.torch": "posenc_torch", "jax.numpy": "posenc_jax"}

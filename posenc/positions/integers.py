@@ -9,7 +9,7 @@ import numpy as np
 from array_api_compat import is_numpy_namespace
 
 from posenc.contract.checks import check_count
-from posenc.contract.operations import is_compiling
+from posenc.contract.operations import is_compiling, operations_of
 from posenc.contract.protocol import Array, Namespace, Window
 from posenc.contract.tokens import Tokens
 
@@ -24,6 +24,9 @@ def concrete_values(array: Array, xp: Namespace) -> np.ndarray[Any, Any] | None:
     arrays without data.
     """
     if is_compiling(xp):
+        return None
+    has_values = operations_of(xp).has_values
+    if has_values is not None and not has_values(array):
         return None
     try:
         return np.asarray(array)

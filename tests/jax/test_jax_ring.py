@@ -97,6 +97,14 @@ def test_wrong_calls(options, error, message):
         attend(posenc.ALiBi(4), **options)
 
 
+def test_whole_rows_are_refused_by_the_ring_not_by_chunked():
+    """``chunked`` of ``attention`` serves them; the message must not deny it."""
+    scheme = posenc.make("cope", head_dim=8)
+    params = posenc.init_params(scheme)
+    with pytest.raises(NotImplementedError, match="which 'chunked' of ring_attention does not"):
+        attend(scheme, params=params)
+
+
 def test_hidden_states_of_a_shard_are_not_enough_at_given_positions():
     from subjects import params_of
 

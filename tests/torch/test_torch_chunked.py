@@ -492,6 +492,24 @@ def test_a_backward_pass_under_autocast_is_one_without(options):
         assert torch.equal(inside, outside)
 
 
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}], ids=["kernel", "all scores"])
+@pytest.mark.parametrize("changed", ["mask", "pos", "seg"])
+def test_what_decides_pairs_and_changes_before_the_backward_pass_is_noticed(changed, options):
+    """Parts read it again: without an error, the gradient would be that of another call."""
+    arrays, own = inputs(STEEP, 40)
+    decides = {
+        "mask": torch.ones((1, 1, 40, 40), dtype=torch.bool),
+        "pos": torch.arange(40),
+        "seg": torch.zeros((2, 40), dtype=torch.int64),
+    }
+    tokens = posenc.Tokens(pos=decides["pos"], seg=decides["seg"])
+    call = {"mask": decides["mask"], "tokens": tokens, "causal": True, **options}
+    out = attention(arrays, scheme=STEEP, params=own, implementation="chunked", **call)
+    decides[changed][..., 20:] = decides[changed][..., :20].clone()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
 def test_autocast_does_not_change_which_blocks_are_negligible():
     """Large scores: an own score rounded up to 8 bits would hide the query's own block."""
     q = torch.full((1, 1, 1100, 64), 40.25).bfloat16()

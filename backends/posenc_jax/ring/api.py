@@ -283,7 +283,7 @@ def _plan_fused(call: Call) -> Planned | Refusal:
 _IMPLEMENTATIONS = {
     each.name: each
     for each in (
-        Implementation("pallas", _plan_fused, fused.not_preferred),
-        Implementation("chunked", chunked.plan, decays=True),
+        Implementation("pallas", _plan_fused, fused.not_preferred, within="ring_attention"),
+        Implementation("chunked", chunked.plan, decays=True, within="ring_attention"),
     )
 }

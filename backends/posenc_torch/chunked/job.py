@@ -40,6 +40,7 @@ from posenc_torch.chunked.tensors import (
     Slot,
     Tensors,
     V,
+    decides,
     distances,
     named,
     views,
@@ -104,6 +105,8 @@ class Job(NamedTuple):
             if negligible is not None:  # a weight of 0, where it may else be subnormal
                 cut = torch.where(negligible, -torch.inf, tensors[TABLE])
                 tensors = {**tensors, TABLE: cut}
+        if not table_has_mask:
+            tensors = {**tensors, **{Slot(Axes.UNCUT, n): a for n, a in decides(call).items()}}
         # Only autograd keeps tensors for a backward pass: it knows when to free them.
         bare = replace(
             call, q=_meta_like(call.q), k=_meta_like(call.k), v=_meta_like(call.v),

@@ -16,6 +16,7 @@ from torch import Tensor
 from posenc.backend import Call, dense, of_queries, queries_of
 from posenc_torch.chunked.parts import WHY_NOT_COMPILED, most_queries
 from posenc_torch.chunked.passes import only_first_derivatives
+from posenc_torch.chunked.tensors import decides
 
 _SCORES = 2**19  # at a time
 
@@ -35,13 +36,11 @@ def by_rows(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _tensors(call: Call) -> _Tensors:
-    """What may have a gradient."""
-    own = {
-        "q": call.q, "k": call.k, "v": call.v, "extra_bias": call.extra_bias,
-        "mask": call.mask.array,  # so that autograd notices if it changes
-    }  # fmt: skip
+    """What may have a gradient, and what autograd keeps in order to notice changes."""
+    own = {"q": call.q, "k": call.k, "v": call.v, "extra_bias": call.extra_bias}
     return {
         **{(field, ""): tensor for field, tensor in own.items() if tensor is not None},
+        **{("decides", name): tensor for name, tensor in decides(call).items()},
         **{("arrays", name): tensor for name, tensor in call.arrays.items()},
         **{("query", name): tensor for name, tensor in (call.query.features or {}).items()},
         **{("key", name): tensor for name, tensor in (call.key.features or {}).items()},
@@ -55,8 +54,6 @@ def _with(call: Call, tensors: Mapping[tuple[str, str], Any]) -> Call:
         return {name: tensor for (of, name), tensor in tensors.items() if of == field}
 
     own = {field: tensor for (field, name), tensor in tensors.items() if not name}
-    if "mask" in own:
-        own["mask"] = replace(call.mask, array=own["mask"])
     return replace(
         call, **own, arrays=named("arrays"), query=call.query.with_features(named("query")),
         key=call.key.with_features(named("key")),
