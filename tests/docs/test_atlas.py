@@ -118,6 +118,8 @@ def test_the_table_of_facts_is_that_of_the_records(atlas, monkeypatch):
                   "ALiBi loses recall": "alibi", "Inkling": "inkling"}),
         ("passkey", {"a passkey needs no positions": "nope", "RoPE loses the passkey": "rope",
                      "AxialRoPE": "axial_rope"}),
+        ("state_tracking", {"PaTH": "path", "Selective RoPE tracks": "selective_rope",
+                            "TRA": "tra"}),
     ],
 )  # fmt: skip
 def test_numbers_in_the_text_are_those_of_the_records(task, begins, atlas, monkeypatch):
