@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -44,6 +45,7 @@ from posenc_jax.chunked import implementation as chunked
 from posenc_jax.fused import implementation as fused
 from posenc_jax.fused.shapes import is_symbolic
 from posenc_jax.hold import hold
+from posenc_jax.meshes import is_spread, on_any_mesh
 from posenc_jax.network import network
 from posenc_jax.unfold import unfold
 
@@ -133,6 +135,26 @@ def attention(
     given = Arguments(
         window, mask, tokens, queries, bias, softcap, scale, k_transformed, return_lse
     )
+
+    attend = partial(
+        _attend, scheme=scheme, causal=causal, implementation=implementation,
+        skip_blocks=skip_blocks,
+    )  # fmt: skip
+    return on_any_mesh(attend, q, k, v, params, given.check())
+
+
+def _attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    params: Mapping[str, Array] | None,
+    given: Arguments,
+    *,
+    scheme: PositionScheme,
+    causal: bool,
+    implementation: str,
+    skip_blocks: bool,
+) -> Any:
     call = prepare_call(
         q, k, v, scheme, params, causal, implementation, given, skip_blocks=skip_blocks
     )
@@ -198,6 +220,12 @@ def attend_in_pass(
 
     The second is None unless calls of other layers differ in vectors alone.
     """
+    if is_spread(q, k, v, params, given):  # what is made inside of a call stays there
+        attend = partial(
+            _attend, scheme=scheme, causal=causal, implementation=implementation,
+            skip_blocks=skip_blocks,
+        )  # fmt: skip
+        return on_any_mesh(attend, q, k, v, params, given), None
     call = prepare_call(
         q, k, v, scheme, params, causal, implementation, given,
         skip_blocks=skip_blocks, shared=shared,
