@@ -99,7 +99,7 @@ class Job(NamedTuple):
         )
         if table is not None and table_has_mask:
             tensors = {**tensors, TABLE: _with_mask(call, table, dtype)}
-        bounds = cache(lambda: Bounds.of(call))  # for the table and the parts
+        bounds = cache(lambda: _bounds(call))  # for the table and the parts
         if table is not None and _may_underflow(call, table):
             negligible = _negligible(table, bounds())
             if negligible is not None:  # a weight of 0, where it may else be subnormal
@@ -379,6 +379,11 @@ def _may_underflow(call: Call, table: Tensor) -> bool:
     own = table[:, call.k.shape[2] - 1 : call.k.shape[2]]
     low = visible_by_distance(call) & (table < own - span) & (table > -torch.inf)
     return is_true(low.any())
+
+
+@torch.no_grad()
+def _bounds(call: Call) -> Bounds | None:
+    return Bounds.of(call)
 
 
 @torch.no_grad()
