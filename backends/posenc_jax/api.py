@@ -42,6 +42,7 @@ from posenc.backend import (
 )
 from posenc_jax import folded
 from posenc_jax.chunked import implementation as chunked
+from posenc_jax.closures import as_of_now
 from posenc_jax.fused import implementation as fused
 from posenc_jax.fused.shapes import is_symbolic
 from posenc_jax.hold import hold
@@ -271,6 +272,7 @@ def prepare_call(
     q, k, v = (_heads_first(name, a) for name, a in (("q", q), ("k", k), ("v", v)))
     params = {name: _as_jax(array) for name, array in as_mapping(params).items()}
     given = given.check()
+    given = given._replace(mask=as_of_now(given.mask))
     for side, own in (("tokens", given.of_keys), ("queries", given.of_queries)):
         for name in ("pos", "places"):  # before JAX narrows them to 32 bits
             if hasattr(values := getattr(own, name), "dtype"):

@@ -76,6 +76,7 @@ def append_sink_key(
     bias = xp.concat([bias, xp.broadcast_to(sink[..., None], (*shape, rows, 1))], axis=-1)
     k, v = (xp.concat([a, xp.zeros_like(a[:, :, :1, :])], axis=2) for a in (k, v))
     if visible is not None:
+        visible = xp.broadcast_to(visible, (*visible.shape[:2], rows, columns))
         visible = xp.concat([visible, xp.ones_like(visible[..., :1])], axis=-1)
     return k, v, bias, visible
 

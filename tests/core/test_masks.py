@@ -12,6 +12,7 @@ from subjects import HEADS, normal
 import posenc
 from posenc import Mask, Tokens, causal, window
 from posenc.attn.masks import Blocks, complete_mask
+from posenc.schemes import Sink
 from posenc.testing import AttentionCase
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
 
@@ -132,6 +133,29 @@ def test_combined_masks_hide_what_each_hides(route, names):
             why = str(error)
             found = expected if "mask" in why or "window" in why else None
         assert_near(found, expected, ATTENTION_TOL["float32"])
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        pytest.param(*p.values, id=p.id, marks=(*p.marks, *[long] * (p.values[0] in WAITING)))
+        for p in ROUTES
+    ],
+)
+def test_a_mask_of_queries_alone_beside_a_sink(route):
+    """Its pairs have one column, and the key of a sink is another one."""
+    scheme = Sink(posenc.NoPE(), learned=False, value=0.5)
+    tensors = {n: normal((2, HEADS, LENGTH, 8), seed) for seed, n in enumerate("qkv")}
+    visible = np.broadcast_to(np.arange(LENGTH)[:, None] % 3 != 0, (1, 1, LENGTH, LENGTH))
+    by_function = AttentionCase(scheme, tensors, options={"mask": lambda q, k: q % 3 != 0})
+    as_array = AttentionCase(scheme, tensors, options={"mask": visible})
+    expected = as_array.attend(NUMPY.framework, "reference", dtype="float64")
+    try:
+        found = by_function.attend_eagerly(route.framework, route.implementation)
+    except NotImplementedError as error:
+        why = str(error)
+        found = expected if "mask" in why or "sink" in why else None
+    assert_near(found, expected, ATTENTION_TOL["float32"])
 
 
 def test_the_parts_of_a_mask():

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 from sample import long, some
-from subjects import SUBJECTS, fox_alibi, params_of
+from subjects import SUBJECTS, fox_alibi, normal, params_of
 
 import posenc
 from posenc.apply.feature_needs import reads_hidden
@@ -485,3 +485,32 @@ def test_one_lane_serves_programs_with_long_integers():
     with jax.enable_x64(True):
         gradient, _ = step(posenc.ALiBi(2), {}, 2, batch=5)
     assert np.all(np.isfinite(gradient))
+
+
+def test_a_mask_function_reads_the_variables_of_its_call():
+    """Not those that a loop has left when the backward pass calls it, or when it was compiled."""
+    q = jnp.asarray(normal((1, 40, 2, 8), 0, "float32"))
+
+    def loss(q, masks):
+        with block_size(16):
+            return sum(
+                jnp.sum(posenc_jax.attention(q, q, q, posenc.ALiBi(2), mask=mask) ** 2)
+                for mask in masks
+            )
+
+    def late(q):
+        return loss(q, (lambda i, j: (j <= i) | (j < prefix) for prefix in (5, 30)))  # noqa: B023
+
+    def bound(q):
+        return loss(q, [lambda i, j, n=prefix: (j <= i) | (j < n) for prefix in (5, 30)])
+
+    np.testing.assert_array_equal(jax.grad(late)(q), jax.grad(bound)(q))
+    prefix = 5
+
+    def sees(i, j):
+        return (j <= i) | (j < prefix)
+
+    before = posenc_jax.attention(q, q, q, posenc.NoPE(), mask=sees)
+    prefix = 30
+    after = posenc_jax.attention(q, q, q, posenc.NoPE(), mask=sees)
+    assert jnp.max(jnp.abs(after - before)) > 0.01

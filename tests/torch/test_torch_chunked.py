@@ -510,6 +510,61 @@ def test_what_decides_pairs_and_changes_before_the_backward_pass_is_noticed(chan
         out.sum().backward()
 
 
+ROWS = posenc.make("cope", head_dim=HEAD_DIM)
+
+
+@pytest.mark.parametrize("scheme", [STEEP, ROWS], ids=["parts", "rows"])
+@pytest.mark.parametrize("changed", ["mask", "pos"])
+def test_autograd_may_keep_what_was_there_before_a_change(scheme, changed):
+    """Then the backward pass reads what it kept, not the arrays of the call."""
+    arrays, own = inputs(scheme, 40)
+    decides = {"mask": torch.rand(1, 1, 40, 40) < 0.7, "pos": 3 * torch.arange(40)}
+    leaves, d_out = [arrays[n] for n in "qkv"], torch.tensor(normal((2, HEADS, 40, HEAD_DIM), 9))
+    d_out = d_out.float()
+
+    def attend(implementation):
+        tokens = posenc.Tokens(pos=decides["pos"])
+        return attention(
+            arrays, scheme=scheme, params=own, implementation=implementation, causal=True,
+            mask=decides["mask"], tokens=tokens,
+        )  # fmt: skip
+
+    expected = torch.autograd.grad(attend("reference"), leaves, d_out)
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        out = attend("chunked")
+        decides[changed].zero_()
+        gradients = torch.autograd.grad(out, leaves, d_out)
+    for name, gradient, exact in zip("qkv", gradients, expected, strict=True):
+        assert_near(gradient, exact, two(40), name)
+
+
+@pytest.mark.parametrize("scheme", [STEEP, ROWS], ids=["parts", "rows"])
+def test_a_function_that_shows_other_pairs_in_the_backward_pass_is_noticed(scheme):
+    """A variable of a loop has its last value there; a function with a value of its own has not."""
+    arrays, own = inputs(scheme, 40)
+    call = {"scheme": scheme, "params": own, "implementation": "chunked"}
+
+    def total(masks):
+        return sum(attention(arrays, **call, mask=mask).square().sum() for mask in masks)
+
+    late = total(lambda i, j: (j <= i) | (j < prefix) for prefix in (5, 30))  # noqa: B023  # on purpose
+    with pytest.raises(RuntimeError, match="shows other pairs in the backward pass"):
+        late.backward()
+    bound = total(lambda i, j, n=prefix: (j <= i) | (j < n) for prefix in (5, 30))
+    bound.backward()
+
+
+def test_arrays_of_inference_mode_decide_pairs_in_training():
+    with torch.inference_mode():
+        pos, sees = torch.arange(40), torch.ones((1, 1, 40, 40), dtype=torch.bool)
+    arrays, own = inputs(STEEP, 40)
+    out = attention(
+        arrays, scheme=STEEP, params=own, implementation="chunked", causal=True, mask=sees,
+        tokens=posenc.Tokens(pos=pos),
+    )  # fmt: skip
+    out.sum().backward()
+
+
 def test_autocast_does_not_change_which_blocks_are_negligible():
     """Large scores: an own score rounded up to 8 bits would hide the query's own block."""
     q = torch.full((1, 1, 1100, 64), 40.25).bfloat16()

@@ -29,6 +29,7 @@ from posenc.backend import (
 )
 from posenc_torch.chunked import fused
 from posenc_torch.chunked.decay import decayed_scores
+from posenc_torch.chunked.decided import Shown, decides, with_decided
 from posenc_torch.chunked.parts import Part, parts
 from posenc_torch.chunked.scores import Scores
 from posenc_torch.chunked.tensors import (
@@ -40,7 +41,6 @@ from posenc_torch.chunked.tensors import (
     Slot,
     Tensors,
     V,
-    decides,
     distances,
     named,
     views,
@@ -75,6 +75,8 @@ class Job(NamedTuple):
         Whether a part calls SDPA's kernel for CPUs itself, which tells the log-sum-exp.
     parts
         The parts, the largest first.
+    shown
+        What masks of the caller's own showed; None if there are none, or no backward pass.
     """
 
     call: Call
@@ -86,6 +88,7 @@ class Job(NamedTuple):
     fused: bool
     far: int | None
     parts: Sequence[Part]
+    shown: Shown | None = None
 
     @classmethod
     def of(cls, call: Call, tensors: dict[Slot, Tensor]) -> tuple[Job, dict[Slot, Tensor]]:
@@ -119,8 +122,14 @@ class Job(NamedTuple):
             bias_by_key(call) is not None, whole_scores,
             not whole_scores and _is_fused(call, tensors),
             _far(call) if table_has_mask else None, _largest_first(parts(call, bounds)),
+            Shown.of(call),
         )  # fmt: skip
         return job, tensors
+
+    def with_kept(self, tensors: Tensors) -> Job:
+        """The job with what autograd kept of the call besides the tensors of its parts."""
+        kept = {slot.name: a for slot, a in tensors.items() if slot.axes is Axes.UNCUT}
+        return self._replace(call=with_decided(self.call, kept))
 
     def slices(self, part: Part, tensors: Tensors) -> dict[Slot, Tensor]:
         """The tensors of a part, as views."""
@@ -233,7 +242,10 @@ class Job(NamedTuple):
         if mask.array is not None:
             mask = replace(mask, array=self._slice(Axes.PAIRS, part, mask.array))
         query, key = call.query.select(part.queries), _keys_of(part, call.key)
-        return visible_pairs(mask, query, key, call.xp)
+        pairs = visible_pairs(mask, query, key, call.xp)
+        if self.shown is not None:
+            self.shown.check((part.heads.start, part.queries.start, part.keys.start), pairs)
+        return pairs
 
 
 class Masked(NamedTuple):

@@ -48,6 +48,7 @@ class Fused(torch.autograd.Function):
         job: Job = ctx.job
         *saved, outs, lses = ctx.saved_tensors
         given = dict(zip(job.slots, saved, strict=True))
+        job = job.with_kept(given)
         sums = _Sums(job, given, ctx.needs_input_grad[1:])
         # A backward pass may be called inside autocast.
         with torch.autocast(d_out.device.type, enabled=False):
@@ -106,6 +107,7 @@ class Recomputed(torch.autograd.Function):
         only_first_derivatives(d_results[0])
         job: Job = ctx.job
         given = dict(zip(job.slots, ctx.saved_tensors, strict=True))
+        job = job.with_kept(given)
         sums = _Sums(job, given, ctx.needs_input_grad[1:])
         # As in the forward pass; a backward pass may be called inside autocast.
         with torch.autocast(given[Q].device.type, enabled=False):

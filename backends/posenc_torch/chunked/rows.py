@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from posenc.backend import Call, dense, of_queries, queries_of
+from posenc_torch.chunked.decided import Shown, decides, with_decided
 from posenc_torch.chunked.parts import WHY_NOT_COMPILED, most_queries
 from posenc_torch.chunked.passes import only_first_derivatives
-from posenc_torch.chunked.tensors import decides
 
 _SCORES = 2**19  # at a time
 
@@ -31,7 +31,8 @@ def by_rows(call: Call) -> tuple[Tensor, Tensor]:
     # Only autograd keeps tensors for a backward pass: it knows when to free them.
     bare = replace(_with(call, dict.fromkeys(tensors)), sink=None, shared=None)
     count = queries_of(call, _SCORES, most=most_queries())
-    out, lse = _Rows.apply(bare, tuple(tensors), count, *tensors.values())  # type: ignore[no-untyped-call]  # as torch has it
+    shown = Shown.of(call)
+    out, lse = _Rows.apply(bare, tuple(tensors), count, shown, *tensors.values())  # type: ignore[no-untyped-call]  # as torch has it
     return out, lse
 
 
@@ -54,6 +55,8 @@ def _with(call: Call, tensors: Mapping[tuple[str, str], Any]) -> Call:
         return {name: tensor for (of, name), tensor in tensors.items() if of == field}
 
     own = {field: tensor for (field, name), tensor in tensors.items() if not name}
+    if None not in (kept := named("decides")).values():
+        call = with_decided(call, kept)
     return replace(
         call, **own, arrays=named("arrays"), query=call.query.with_features(named("query")),
         key=call.key.with_features(named("key")),
@@ -63,9 +66,10 @@ def _with(call: Call, tensors: Mapping[tuple[str, str], Any]) -> Call:
 class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, bare: Call, slots: tuple[tuple[str, str], ...], count: int, *tensors: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        ctx.bare, ctx.slots, ctx.count = bare, slots, count
+        ctx: Any, bare: Call, slots: tuple[tuple[str, str], ...], count: int, shown: Shown | None,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx.bare, ctx.slots, ctx.count, ctx.shown = bare, slots, count, shown
         ctx.save_for_backward(*tensors)
         call = _with(bare, dict(zip(slots, tensors, strict=True)))
         # One array for all blocks: theirs would lie between those that the next blocks need.
@@ -73,7 +77,10 @@ class _Rows(torch.autograd.Function):
         out = call.q.new_empty((*rows, call.v.shape[3]), dtype=call.dtype)
         lse = call.q.new_empty(rows, dtype=call.dtype)
         for queries in _blocks(call, count):
-            out[:, :, queries], lse[:, :, queries] = _definition(of_queries(call, queries))
+            part = of_queries(call, queries)
+            if shown is not None:
+                shown.check((queries.start,), part.visible())
+            out[:, :, queries], lse[:, :, queries] = _definition(part)
         return out, lse
 
     @staticmethod
@@ -81,7 +88,7 @@ class _Rows(torch.autograd.Function):
         only_first_derivatives(d_results[0])
         saved = dict(zip(ctx.slots, ctx.saved_tensors, strict=True))
         needed = [
-            slot for slot, asked in zip(saved, ctx.needs_input_grad[3:], strict=True) if asked
+            slot for slot, asked in zip(saved, ctx.needs_input_grad[4:], strict=True) if asked
         ]
         call = _with(ctx.bare, {slot: tensor.detach() for slot, tensor in saved.items()})
         totals = {
@@ -95,6 +102,8 @@ class _Rows(torch.autograd.Function):
         with torch.autocast(d_results[0].device.type, enabled=False):
             for queries in _blocks(call, ctx.count):
                 part = of_queries(call, queries)
+                if ctx.shown is not None:
+                    ctx.shown.check((queries.start,), part.visible())
                 tensors = _tensors(part)
                 leaves = {
                     slot: tensors[slot].detach().to(totals[slot].dtype).requires_grad_()
@@ -118,7 +127,7 @@ class _Rows(torch.autograd.Function):
                     if gradient is not None:
                         views[slot] += gradient
         gradients = {slot: total.to(saved[slot].dtype) for slot, total in totals.items()}
-        return None, None, None, *(gradients.get(slot) for slot in ctx.slots)
+        return None, None, None, None, *(gradients.get(slot) for slot in ctx.slots)
 
 
 def _blocks(call: Call, count: int) -> Iterator[slice]:

@@ -60,21 +60,6 @@ def tensors_of(call: Call, table: Tensor | None) -> dict[Slot, Tensor]:
     return tensors
 
 
-def decides(call: Call) -> dict[str, Tensor]:
-    """What decides which pairs of tokens are visible, and the bias between them.
-
-    If a backward pass reads it again, autograd keeps it: it notices what has changed in place.
-    """
-    sides = {"query": call.query, "key": call.key}
-    found = {
-        f"{side} {name}": getattr(tokens, name)
-        for side, tokens in sides.items()
-        for name in ("pos", "seg", "places")
-    }
-    found["mask"] = call.mask.array
-    return {name: array for name, array in found.items() if isinstance(array, Tensor)}
-
-
 def named(tensors: Tensors, *axes: Axes) -> dict[str, Tensor]:
     """The tensors with these axes, by their names."""
     return {slot.name: tensor for slot, tensor in tensors.items() if slot.axes in axes}
