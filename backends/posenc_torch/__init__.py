@@ -20,9 +20,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``posenc_torch.hf``, when it is first read: it needs transformers."""
-    if name == "hf":
+    """``posenc_torch.hf`` and ``.drop_in``, when they are first read: hf needs transformers."""
+    if name in ("hf", "drop_in"):
         import importlib
 
-        return importlib.import_module("posenc_torch.hf")
+        return importlib.import_module(f"posenc_torch.{name}")
     raise AttributeError(f"module 'posenc_torch' has no attribute {name!r}")

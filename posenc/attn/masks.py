@@ -54,7 +54,8 @@ class Mask:
         ``left, right``, wherever the query is (StreamingLLM). No effect without a window.
     function
         An elementwise function of ``(q_pos, k_pos)`` or of ``(q_pos, k_pos, q_seg, k_seg)``: True
-        where a query sees a key. In JAX it is static: a new function compiles again.
+        where a query sees a key. It must be pure: a backward pass may call it again. In JAX it is
+        static: a new function compiles again.
     array
         Booleans ``(B or 1, H or 1, Q, K)``, True where a query sees a key.
     parts

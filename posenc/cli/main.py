@@ -28,7 +28,7 @@ COMMANDS = {
 }
 # What `posenc` alone says.
 GREETING = """\
-posenc compares positional encodings: ALiBi, RoPE, T5 and forty others.
+posenc compares positional encodings: ALiBi, RoPE, T5 and almost fifty others.
   posenc list             schemes and tasks; of one, as rope, its options
   posenc show alibi       draw what a scheme does to attention, to alibi.png
   posenc compare          train a decoder per scheme, score it on longer text

@@ -97,7 +97,7 @@ class Parser(argparse.ArgumentParser):
 
         ``eval_lens must be ...`` is ``--eval-lens must be ...``.
         """
-        first = "".join(re.findall(r"\A\w+", message))
+        first = "".join(re.findall(r"\A\w+\b(?!:\S)", message))
         for action in self._actions:
             if action.option_strings and first == action.dest:
                 return f"{action.option_strings[-1]}{message[len(first) :]}"

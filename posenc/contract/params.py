@@ -126,9 +126,14 @@ def check_params(
 ) -> dict[str, Array]:
     """``params``, if they are exactly the arrays that the scheme declares, in their shapes.
 
-    NumPy arrays are accepted with any framework.
+    NumPy arrays and numbers are accepted with any framework.
     """
-    specs, given = scheme.param_specs(), dict(as_mapping(params))
+    specs = scheme.param_specs()
+    # NumPy makes a number of an array without axes in any operation, as in a step of a gradient.
+    given = {
+        name: np.asarray(a) if isinstance(a, np.floating) else a
+        for name, a in as_mapping(params).items()
+    }
     name = type(scheme).__name__
     for extra in given.keys() - specs.keys():
         raise ValueError(f"{name} has no param {extra!r}{nearest(extra, specs)}")

@@ -46,6 +46,18 @@ def test_the_default_draw_is_normal_and_small():
     assert posenc.init_params(posenc.NoPE()) == {}
 
 
+def test_params_after_a_step_of_numpy_are_params():
+    """NumPy makes a number of an array without axes."""
+    scheme = posenc.make("fire", num_heads=2)
+    params = {name: a - 0.1 * a for name, a in posenc.init_params(scheme).items()}
+    assert any(isinstance(a, np.floating) for a in params.values())
+    q = np.ones((1, 2, 3, 4), np.float32)
+    arrays = {name: np.asarray(a) for name, a in params.items()}
+    np.testing.assert_array_equal(
+        posenc.attention(q, q, q, scheme, params), posenc.attention(q, q, q, scheme, arrays)
+    )
+
+
 def test_a_head_table_answers_for_every_head():
     array = np.arange(24.0).reshape(2, 3, 4)
     table = HeadTable(array, xp)

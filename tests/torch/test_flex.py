@@ -1259,6 +1259,17 @@ def eagerly():
         yield
 
 
+MORE = {Hook.ADJUST_SCORES, Hook.CHANNEL_DECAY, Hook.REGIONS, Hook.SINK}
+
+
+@pytest.mark.parametrize("name", [n for n, s in SUBJECTS.items() if MORE & s.hooks()])
+def test_score_mod_leaves_out_nothing_in_silence(name):
+    """It would be attention without the scheme, or without its sink."""
+    params = {n: torch.tensor(a) for n, a in params_of(SUBJECTS[name]).items()}
+    with pytest.raises(NotImplementedError, match="score_mod adds a bias to a score, and"):
+        posenc_torch.score_mod(SUBJECTS[name], params)
+
+
 def test_indices_are_positions_by_default():
     scheme, arrays = SUBJECTS["alibi"], tensors(SUBJECTS["alibi"], 40)
     (q, k, v), *_ = arrays

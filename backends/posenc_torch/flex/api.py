@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from posenc import NoPE
 from posenc.backend import (
     Arguments,
+    Hook,
     Mask,
     PositionScheme,
     Tokens,
@@ -30,6 +31,9 @@ from posenc.backend import (
 )
 from posenc_torch.flex.block_mask import BLOCK, BlockMaskInputs, TokenIntegers
 from posenc_torch.flex.score_mod import SchemeBias, ScoreMod
+
+# What ``score_mod`` and a transform before it leave out.
+_NOT_A_BIAS = {Hook.ADJUST_SCORES, Hook.CHANNEL_DECAY, Hook.REGIONS, Hook.SINK}
 
 
 def score_mod(
@@ -62,8 +66,15 @@ def score_mod(
     ------
     TypeError, ValueError
         A wrong argument; the message has its name, its value and what is accepted.
+    NotImplementedError
+        The scheme changes scores by more than a bias: whole rows, regions, decays or a sink.
     """
     check_scheme(scheme)
+    if more := _NOT_A_BIAS & scheme.hooks():
+        raise NotImplementedError(
+            f"score_mod adds a bias to a score, and {type(scheme).__name__} has more "
+            f"({', '.join(sorted(more))}): use posenc_torch.attention"
+        )
     given = Arguments(tokens=tokens, queries=queries).check()
     key = given.of_keys
     query = key if queries is None else queries
