@@ -136,25 +136,20 @@ def attention(
     given = Arguments(
         window, mask, tokens, queries, bias, softcap, scale, k_transformed, return_lse
     )
-
-    attend = partial(
-        _attend, scheme=scheme, causal=causal, implementation=implementation,
-        skip_blocks=skip_blocks,
-    )  # fmt: skip
+    attend = partial(_attend, scheme, causal, implementation, skip_blocks)
     return on_any_mesh(attend, q, k, v, params, given.check())
 
 
 def _attend(
+    scheme: PositionScheme,
+    causal: bool,
+    implementation: str,
+    skip_blocks: bool,
     q: Array,
     k: Array,
     v: Array,
     params: Mapping[str, Array] | None,
     given: Arguments,
-    *,
-    scheme: PositionScheme,
-    causal: bool,
-    implementation: str,
-    skip_blocks: bool,
 ) -> Any:
     call = prepare_call(
         q, k, v, scheme, params, causal, implementation, given, skip_blocks=skip_blocks
@@ -222,10 +217,7 @@ def attend_in_pass(
     The second is None unless calls of other layers differ in vectors alone.
     """
     if is_spread(q, k, v, params, given):  # what is made inside of a call stays there
-        attend = partial(
-            _attend, scheme=scheme, causal=causal, implementation=implementation,
-            skip_blocks=skip_blocks,
-        )  # fmt: skip
+        attend = partial(_attend, scheme, causal, implementation, skip_blocks)
         return on_any_mesh(attend, q, k, v, params, given), None
     call = prepare_call(
         q, k, v, scheme, params, causal, implementation, given,

@@ -261,7 +261,10 @@ def picture(columns: Sequence[Column]) -> Figure:
             text = "–" if math.isnan(share) else column.shown(name, length)
             colour = _INK if math.isnan(share) or share > 0.55 else _PALE
             axes.text(place, row, text, ha="center", va="center", fontsize=8, color=colour)
-    heads = [f"{column.task}\n{n // column.lengths[0]}x" for column, n in places]
+    # A name of several words takes as many lines: columns are narrow.
+    names_of = [column.task.replace("_", "_\n") for column, _ in places]
+    ends = [n // column.lengths[0] for column, n in places]
+    heads = [f"{name}\n{end}x" for name, end in zip(names_of, ends, strict=True)]
     axes.set_xticks(range(len(places)), heads, fontsize=8)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)

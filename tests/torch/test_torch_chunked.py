@@ -555,14 +555,15 @@ def test_a_function_that_shows_other_pairs_in_the_backward_pass_is_noticed(schem
 
 
 def test_arrays_of_inference_mode_decide_pairs_in_training():
-    with torch.inference_mode():
-        pos, sees = torch.arange(40), torch.ones((1, 1, 40, 40), dtype=torch.bool)
     arrays, own = inputs(STEEP, 40)
-    out = attention(
-        arrays, scheme=STEEP, params=own, implementation="chunked", causal=True, mask=sees,
-        tokens=posenc.Tokens(pos=pos),
-    )  # fmt: skip
-    out.sum().backward()
+    gradients = []
+    for inference in (True, False):
+        with torch.inference_mode(inference):
+            pos, sees = torch.arange(40), torch.ones((1, 1, 40, 40), dtype=torch.bool)
+        call = {"causal": True, "mask": sees, "tokens": posenc.Tokens(pos=pos)}
+        gradients.append(step(STEEP, "chunked", arrays, own, **call)[1])
+    for name, gradient in gradients[0].items():
+        assert torch.equal(gradient, gradients[1][name])
 
 
 def test_autocast_does_not_change_which_blocks_are_negligible():
