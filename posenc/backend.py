@@ -91,7 +91,7 @@ from posenc.contract.checks import (
     check_window,
     nearest,
 )
-from posenc.contract.operations import Operations, provide
+from posenc.contract.operations import Operations, check_library, provide
 from posenc.contract.params import (
     Features,
     Params,
@@ -166,6 +166,7 @@ __all__ = [
     "check_count",
     "check_flag",
     "check_layer",
+    "check_library",
     "check_pair",
     "check_positive",
     "check_range",

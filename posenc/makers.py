@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, cast
 from posenc.contract.checks import check_count, nearest
 from posenc.contract.protocol import PositionScheme
 from posenc.schemes import MODULES
-from posenc.schemes.sizes import SIZES, given_sizes, join_names, taking_sizes, with_widths
+from posenc.schemes.sizes import (
+    SIZES,
+    given_sizes,
+    join_names,
+    no_option,
+    taking_sizes,
+    with_widths,
+)
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -271,7 +278,7 @@ def _class_maker(kind: type[PositionScheme], preset: Mapping[str, Any] = _NONE) 
     def maker(**given: Any) -> PositionScheme:
         for option in given.keys() - accepted - set(SIZES):
             known = sorted(accepted - set(SIZES))
-            raise ValueError(f"{kind.__name__} has no option {option!r}{nearest(option, known)}")
+            raise ValueError(no_option(kind.__name__, option, known))
         sizes = with_widths({name: value for name, value in given.items() if name in SIZES})
         made = {**_fit_all(kind, preset, {**given, **sizes}), **given, **sizes}
         missing = [name for name in needed if name not in made]

@@ -28,6 +28,7 @@ from posenc.backend import (
     advise_unknown,
     append_sink_key,
     as_mapping,
+    check_library,
     check_range,
     choose,
     concrete_values,
@@ -263,7 +264,7 @@ def prepare_call(
     """The checked call, in the core's layout ``(B, H, L, D)``."""
     q, k, v = (_heads_first(name, a) for name, a in (("q", q), ("k", k), ("v", v)))
     params = {name: _as_jax(array) for name, array in as_mapping(params).items()}
-    given = given.check()
+    given = given.check(jnp)
     given = given._replace(mask=as_of_now(given.mask))
     for side, own in (("tokens", given.of_keys), ("queries", given.of_queries)):
         for name in ("pos", "places"):  # before JAX narrows them to 32 bits
@@ -298,6 +299,7 @@ def _heads_first(name: str, array: Array) -> Array:
     """``(B, L, H, D)`` as ``(B, H, L, D)``."""
     if not hasattr(array, "shape"):
         raise TypeError(f"{name} must be an array, got {type(array).__name__}")
+    check_library(name, array, jnp)
     if len(array.shape) != 4:
         raise ValueError(f"{name} must be (B, L, H, D), got shape {tuple(array.shape)}")
     return jnp.swapaxes(array, 1, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -62,7 +63,8 @@ class Bound:
     gradients add up in another order.
 
     All layers must have the batch, lengths, dtype and device of the first. Make a new one for each
-    forward pass: learned arrays change, and nothing is kept beyond the object. Inside
+    forward pass: nothing is kept beyond the object, and where learned arrays, positions or a mask
+    have changed in place, all is made again. Inside
     ``torch.compile``, ``torch.func`` and where a backward pass computes layers again, every layer
     makes its own; a compiler finds what they have in common.
     """
@@ -82,6 +84,13 @@ class Bound:
         self.given, self.causal = given, causal
         self.implementation, self.skip_blocks = implementation, skip_blocks
         self.state = PassState(facts, _mode, _making)
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors among the tokens and the mask of this pass."""
+        found: list[Any] = []
+        self.given.map(found.append)
+        return tuple(each for each in found if isinstance(each, Tensor))
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -116,7 +125,7 @@ class Attend:
 
     def __init__(self, bound: Bound, position: BoundLayer, layer: int) -> None:
         self._bound, self.position, self._layer = bound, position, layer
-        self._shared: Shared | None = None
+        self._learns = bool(position.scheme.param_specs())
         self._reads_hidden = reads_hidden(position.scheme)
         self._embedded = False
 
@@ -191,9 +200,15 @@ class Attend:
         return turned
 
     def _of_layer(self) -> Shared:
-        if self._shared is None:
-            self._shared = self._bound.state.shared(self._layer)
-        return self._shared
+        """What this layer shares; begun again if a tensor that it is made from has changed.
+
+        An optimiser changes params in place, and a loop of decoding may change positions.
+        """
+        read = self._bound.tensors
+        if self._learns:
+            read = (*read, *self.position.params.values())
+        version = tuple([None if each.is_inference() else each._version for each in read])
+        return self._bound.state.shared(self._layer, version)
 
     def _arguments(
         self,

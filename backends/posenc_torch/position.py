@@ -117,7 +117,9 @@ class Position(_SingleCalls, nn.Module):
         check_scheme(scheme)
         self.scheme = scheme
         self.window = None if window is None else check_count("window", window)
-        for name, spec in scheme.param_specs().items():
+        specs = scheme.param_specs()
+        self._names = tuple(specs)  # kept, because every call of a layer reads the params
+        for name, spec in specs.items():
             empty = torch.empty(spec.shape, device=device, dtype=dtype)
             self.register_parameter(name, nn.Parameter(empty))
         # State of calls, which is not in the state_dict. Only schemes with an embedding use it.
@@ -128,7 +130,7 @@ class Position(_SingleCalls, nn.Module):
     @property
     def params(self) -> dict[str, Tensor]:
         """Learned arrays by name, as every function of posenc takes them."""
-        return {name: getattr(self, name) for name in self.scheme.param_specs()}
+        return {name: getattr(self, name) for name in self._names}
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

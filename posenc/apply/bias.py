@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from posenc.apply.by_distance import distances_of_pairs
 from posenc.apply.feature_needs import reads_features
 from posenc.apply.shapes import as_column, as_row, cast, check_batches, prepare_params
 from posenc.contract.checks import check_scheme
+from posenc.contract.operations import shared_namespace
 from posenc.contract.params import head_count, head_views, tile_views
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
 from posenc.contract.tables import ReadTable
@@ -29,6 +30,9 @@ def bias(
     xp: Namespace | None = None,
 ) -> Array | None:
     """The dense bias that a scheme adds to scaled scores.
+
+    What else it does to scores is not in it, such as a transform, a sink, or the biases of regions
+    (``scheme.hooks()`` says what there is); ``posenc.attention`` does all.
 
     Parameters
     ----------
@@ -56,7 +60,7 @@ def bias(
     for name, pos in (("q_pos", q_pos), ("k_pos", k_pos)):
         if not hasattr(pos, "dtype"):
             raise TypeError(f"{name} must be an array of integers, got {type(pos).__name__}")
-    xp = xp or array_namespace(q_pos, k_pos)
+    xp = xp or shared_namespace(q_pos=q_pos, k_pos=k_pos)
     q_at, k_at = (as_positions(n, p, xp=xp) for n, p in (("q_pos", q_pos), ("k_pos", k_pos)))
     batch = check_batches(q_pos=q_at, k_pos=k_at)
     if reads_features(scheme):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from posenc.apply.shapes import cast, positions_as_places, prepare_params
 from posenc.contract.checks import check_scheme
+from posenc.contract.operations import shared_namespace
 from posenc.contract.params import Params
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
 from posenc.positions.integers import as_places, as_positions
@@ -39,7 +40,7 @@ def embedding(
     ``(L, dim)`` or ``(B, L, dim)``.
     """
     check_scheme(scheme)
-    xp = xp or array_namespace(pos)
+    xp = xp or shared_namespace(pos=pos)
     at = as_positions("pos", pos, xp=xp)
     if places is not None:
         at = as_places("places", places, scheme.axes, at.shape[-1], device=device(at), xp=xp)

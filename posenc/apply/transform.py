@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from posenc.angles.rotary import check_rotary, rotary_tables
 from posenc.apply.shapes import positions_as_places, prepare_params
 from posenc.contract.checks import check_scheme
-from posenc.contract.operations import hold
+from posenc.contract.operations import hold, shared_namespace
 from posenc.contract.params import (
     Features,
     GroupedKeyParams,
@@ -40,7 +40,9 @@ def transform(
 ) -> Array:
     """Transform queries or keys by their positions; ``x`` itself if the scheme has no transform.
 
-    It is faster in PyTorch or JAX if ``posenc_torch`` or ``posenc_jax`` is imported.
+    What else a scheme does to scores is not in it, such as a bias, a sink, or the transforms of
+    regions (``scheme.hooks()`` says what there is); ``posenc.attention`` does all. It is faster in
+    PyTorch or JAX if ``posenc_torch`` or ``posenc_jax`` is imported.
 
     Parameters
     ----------
@@ -64,9 +66,16 @@ def transform(
     Returns
     -------
     ``(..., L, E)`` in the dtype of ``x``; most schemes keep the number of channels, ``E = D``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong argument, by name, value and what is accepted.
+    KeyError
+        A feature that the transform reads is not given.
     """
     check_scheme(scheme)
-    xp = xp or array_namespace(x)
+    xp = xp or shared_namespace(x=x)
     if role not in ("query", "key"):
         raise ValueError(f"role must be 'query' or 'key', got {role!r}")
     if len(x.shape) < 2 or not xp.isdtype(x.dtype, "real floating"):
@@ -188,7 +197,7 @@ def rotary(
     given = tokens.places if tokens.pos is None else tokens.pos
     if given is None:
         raise ValueError("tokens must have pos or places, got neither")
-    xp = xp or array_namespace(given)
+    xp = xp or shared_namespace(pos=given)
     places, at = tokens.places, given
     if tokens.pos is not None:
         at = as_positions("tokens.pos", tokens.pos, xp=xp)

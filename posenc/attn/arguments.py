@@ -7,10 +7,11 @@ from dataclasses import replace
 from types import EllipsisType
 from typing import Any, NamedTuple
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from posenc.apply.shapes import positions_as_places
 from posenc.attn.masks import Mask
+from posenc.contract.operations import check_library, library_of
 from posenc.contract.params import head_count, is_floating
 from posenc.contract.protocol import Array, Namespace, PositionScheme, Window
 from posenc.contract.tokens import Tokens
@@ -76,14 +77,25 @@ class Arguments(NamedTuple):
                 arrays += [side.x, *features.values()]
         return [array for array in arrays if array is not None]
 
-    def check(self) -> Arguments:
-        """The same, if both records of tokens are ones."""
+    def check(self, xp: Namespace | None = None) -> Arguments:
+        """The same, if both records of tokens are ones, and arrays are of ``xp`` or of NumPy."""
+        mask = self.mask.array if isinstance(self.mask, Mask) else self.mask
+        arrays = {"mask": mask, "bias": self.bias}
         for name, side in (("tokens", self.tokens), ("queries", self.queries)):
-            if side is not None and not isinstance(side, Tokens):
+            if side is None:
+                continue
+            if not isinstance(side, Tokens):
                 raise TypeError(
                     f"{name} must be posenc.Tokens, got {type(side).__name__}; "
                     "Tokens(pos=..., seg=..., places=..., exists=..., x=...)"
                 )
+            for part in ("pos", "seg", "places", "exists", "x"):
+                arrays[f"{name}.{part}"] = getattr(side, part)
+            if isinstance(side.features, Mapping):
+                arrays |= {f"{name}.features[{n!r}]": a for n, a in side.features.items()}
+        if xp is not None:
+            for name, array in arrays.items():
+                check_library(name, array, xp)
         return self
 
 
@@ -260,14 +272,6 @@ def as_pairs(
     return xp.astype(given, dtype, copy=False)
 
 
-def namespace(**arrays: Array) -> Namespace:
-    """The Array API namespace that the arrays share."""
-    for name, array in arrays.items():
-        if not hasattr(array, "shape"):
-            raise TypeError(f"{name} must be an array, got {type(array).__name__}")
-    return array_namespace(*arrays.values())
-
-
 def check_shapes(q: Array, k: Array, v: Array, *, xp: Namespace) -> None:
     """Check that q, k and v are floating, have 4 axes each, and sizes that fit together.
 
@@ -282,9 +286,8 @@ def check_shapes(q: Array, k: Array, v: Array, *, xp: Namespace) -> None:
             raise ValueError(f"{name} has an axis of length 0: {tuple(array.shape)}")
         if not is_floating(array, xp):
             kind = type(array)
-            library = xp.__name__.removeprefix("array_api_compat.")
             raise TypeError(
-                f"{name} must be a floating-point array of {library}, got {kind.__module__}."
+                f"{name} must be a floating-point array of {library_of(xp)}, got {kind.__module__}."
                 f"{kind.__name__} of {array.dtype}"
             )
     (q_batch, heads, q_len, _), (k_batch, k_heads, k_len, _) = q.shape, k.shape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -73,16 +73,24 @@ class PassState:
     ) -> None:
         self._layers, self._mode, self._making = layers, mode, making
         self._of_pass = Made(mode, making)
-        self._groups: dict[int, Shared] = {}
+        self._groups: dict[int, tuple[Hashable, Shared]] = {}
         self._of: tuple[Any, ...] | None = None
 
-    def shared(self, layer: int) -> Shared:
-        """What a layer shares with others: those with an equal scheme, params and window."""
+    def shared(self, layer: int, version: Hashable = None) -> Shared:
+        """What a layer shares with others: those with an equal scheme, params and window.
+
+        ``version`` changes with the values of what it is made from, in a framework whose arrays may
+        change in place; another one than before begins again.
+        """
         first = self._layers.first[layer]
-        if first not in self._groups:
+        before, shared = self._groups.get(first, (None, None))
+        if shared is None or version != before:
+            if shared is not None:
+                self._of, self._of_pass = None, Made(self._mode, self._making)
             made = Made(self._mode, self._making)
-            self._groups[first] = Shared(made, self._of_pass, self._layers.rotary[layer])
-        return self._groups[first]
+            shared = Shared(made, self._of_pass, self._layers.rotary[layer])
+            self._groups[first] = version, shared
+        return shared
 
     def check(self, batch: int, q_len: int, k_len: int, dtype: Any, device: Any) -> None:
         """Check that a layer is called with the lengths, dtype and device of the others."""

@@ -28,6 +28,7 @@ from posenc.attn.arguments import Arguments, as_booleans, without_padding
 from posenc.attn.earlier import with_earlier
 from posenc.attn.segment_sums import segment_sums
 from posenc.contract.checks import check_scheme
+from posenc.contract.operations import shared_namespace
 from posenc.contract.params import Params, as_mapping, is_floating, working_dtype
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme, Role
 from posenc.contract.tokens import Tokens
@@ -92,12 +93,13 @@ def features(
     check_scheme(scheme)
     given = Arguments(tokens=tokens).check().of_keys
     x = given.x
-    floating = [a for a in (x, q, k) if a is not None]
+    read = {n: a for n, a in (("tokens.x", x), ("q", q), ("k", k)) if a is not None}
+    floating = [*read.values()]
     if not has_features(scheme):
         return given, given
-    xp = xp or array_namespace(*floating, *as_mapping(params).values())
     if not floating:
         raise ValueError(f"{type(scheme).__name__} has features: give tokens with x, or q and k")
+    xp = xp or shared_namespace(**read)
     vectors = x if x is not None else floating[0]
     length = vectors.shape[1] if x is not None else vectors.shape[2]
     work = working_dtype([*floating, *as_mapping(params).values()], xp=xp)

@@ -26,7 +26,6 @@ from posenc.attn.arguments import (
     check_heads,
     check_shapes,
     complete_sides,
-    namespace,
 )
 from posenc.attn.call import PLACES, Call
 from posenc.attn.embedding_only import attention_part, embeds_only
@@ -41,7 +40,7 @@ from posenc.contract.checks import (
     check_scheme,
     check_softcap,
 )
-from posenc.contract.operations import is_compiling
+from posenc.contract.operations import is_compiling, shared_namespace
 from posenc.contract.params import (
     Params,
     as_mapping,
@@ -72,11 +71,11 @@ def prepare(
     xp: Namespace | None = None,
 ) -> Call:
     """Check the arguments of ``attention``, fill in defaults, and transform queries and keys."""
-    xp = xp or namespace(q=q, k=k, v=v)
+    xp = xp or shared_namespace(q=q, k=k, v=v)
     check_scheme(scheme)
     check_shapes(q, k, v, xp=xp)
     check_heads(scheme, q)
-    given = given.check()
+    given = given.check(xp)
     if not check_flag("k_transformed", given.k_transformed):
         check_head_dims(q, k)
     work = working_dtype([q, k, v, *given.floats(), *as_mapping(params).values()], xp=xp)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc.apply.shapes import as_column, as_row
-from posenc.attn.arguments import Arguments, check_shapes, namespace
+from posenc.attn.arguments import Arguments, check_shapes
 from posenc.attn.call import Call
 from posenc.attn.channel_decay import has_channel_decay
 from posenc.attn.fully_masked import may_be_fully_masked, zero_fully_masked
@@ -18,6 +18,7 @@ from posenc.attn.implementations import Implementation, Planned, choose
 from posenc.attn.keywords import advise_unknown
 from posenc.attn.masks import Mask, MaskFunction
 from posenc.attn.prepare import prepare
+from posenc.contract.operations import shared_namespace
 from posenc.contract.params import as_mapping, working_dtype
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme, Window
 from posenc.contract.tokens import Tokens
@@ -110,7 +111,7 @@ def attention(
     given = Arguments(
         window, mask, tokens, queries, bias, softcap, scale, k_transformed, return_lse
     )
-    xp = xp or namespace(q=q, k=k, v=v)
+    xp = xp or shared_namespace(q=q, k=k, v=v)
     check_shapes(q, k, v, xp=xp)
     work = working_dtype([q, k, v, *given.floats(), *as_mapping(params).values()], xp=xp)
     q_wide, k_wide, v_wide = (xp.astype(a, work) for a in (q, k, v))

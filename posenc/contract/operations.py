@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from array_api_compat import array_namespace
+
 from posenc.contract.specs import Array, Arrays, Namespace
 
 
@@ -78,6 +80,58 @@ def is_compiling(xp: Namespace) -> bool:
     """Whether PyTorch compiles or exports a program."""
     compiler = getattr(xp, "compiler", None)
     return compiler is not None and bool(compiler.is_compiling())
+
+
+# Libraries whose arrays are told apart, by the first part of the name of their type's module.
+_LIBRARIES = {
+    "numpy": "NumPy", "torch": "PyTorch", "jax": "JAX", "jaxlib": "JAX", "cupy": "CuPy",
+    "tensorflow": "TensorFlow", "mlx": "MLX", "array_api_strict": "array_api_strict",
+}  # fmt: skip
+
+
+def accepted_libraries(xp: Namespace) -> str:
+    """Whose arrays a call of ``xp`` takes, as their users write it: its own and NumPy's."""
+    own = library_of(xp)
+    return own if own == "NumPy" else f"{own} or NumPy"
+
+
+def library_of(xp: Namespace) -> str:
+    """The library of a namespace, as its users write it."""
+    name = xp.__name__.removeprefix("array_api_compat.")
+    return _library(name) or name
+
+
+def shared_namespace(**arrays: Array) -> Namespace:
+    """The Array API namespace that the arrays share."""
+    for name, array in arrays.items():
+        if not hasattr(array, "dtype"):
+            raise TypeError(f"{name} must be an array, got {type(array).__name__}")
+    try:
+        return array_namespace(*arrays.values())
+    except TypeError:
+        types = {name: type(array) for name, array in arrays.items()}
+        found = ", ".join(
+            f"{name} of {_library(t.__module__) or t.__name__}" for name, t in types.items()
+        )
+        raise TypeError(f"arrays must be of one library, got {found}") from None
+
+
+def _library(module: str) -> str | None:
+    """The library of a module; None if it is none that is known here."""
+    return _LIBRARIES.get(module.partition(".")[0])
+
+
+def check_library(name: str, array: Any, xp: Namespace) -> None:
+    """Check that an array is of the library of ``xp`` or of NumPy.
+
+    Arrays of another one often have dtypes that print alike, and fail later or not at all.
+    """
+    if is_compiling(xp) or not hasattr(array, "dtype"):
+        return
+    own, accepted = _library(type(array).__module__), accepted_libraries(xp)
+    # A type of one's own, such as a subclass of a tensor, is of no library that is known here.
+    if own is not None and own not in accepted:
+        raise TypeError(f"{name} must be an array of {accepted}, got one of {own}, {array.dtype}")
 
 
 def constant_array(values: tuple[float, ...], *, dtype: Any, device: Any, xp: Namespace) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 from array_api_compat import is_numpy_namespace
 
 from posenc.contract.checks import check_scheme, nearest
-from posenc.contract.operations import constant_array
+from posenc.contract.operations import accepted_libraries, constant_array
 from posenc.contract.protocol import Array, Namespace, ParamSpec, PositionScheme, Role
 from posenc.contract.tables import HeadTable, ReadTable, TokenTable
 
@@ -145,7 +145,7 @@ def check_params(
     for key, value in given.items():
         if not hasattr(value, "shape") or not _is_float(value, xp):
             raise TypeError(
-                f"params[{key!r}] must be a floating-point array of {xp.__name__} or of NumPy, "
+                f"params[{key!r}] must be a floating-point array of {accepted_libraries(xp)}, "
                 f"got {type(value).__name__}{_of_dtype(value)}"
             )
         shape, declared = tuple(value.shape), specs[key].shape

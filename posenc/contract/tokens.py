@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from array_api_compat import array_namespace
-
+from posenc.contract.operations import shared_namespace
 from posenc.contract.protocol import Array, PositionScheme
 
 
@@ -220,7 +219,7 @@ def _concat(values: list[Any], axis: int, name: str) -> Any:
         return {n: _concat([value[n] for value in values], axis, name) for n in first}
     if isinstance(first, Rotary):
         return first.join(values[1:], lambda tables: _concat(tables, axis, name))
-    xp = array_namespace(*values)
+    xp = shared_namespace(**{f"{name} {n}": value for n, value in enumerate(values)})
     most = max(len(value.shape) for value in values)
     wide = [xp.reshape(v, (*[1] * (most - len(v.shape)), *v.shape)) for v in values]
     at = axis % most

@@ -9,7 +9,7 @@ import numpy as np
 from array_api_compat import is_numpy_namespace
 
 from posenc.contract.checks import check_count
-from posenc.contract.operations import is_compiling, operations_of
+from posenc.contract.operations import check_library, is_compiling, operations_of
 from posenc.contract.protocol import Array, Namespace, Window
 from posenc.contract.tokens import Tokens
 
@@ -109,6 +109,7 @@ def _integers(name: str, values: Array, *, xp: Namespace, device: Any) -> Array:
     """Integers of any shape as int32 or int64."""
     if not hasattr(values, "dtype"):
         raise TypeError(f"{name} must be an array of integers, got {type(values).__name__}")
+    check_library(name, values, xp)
     values = from_numpy(values, xp=xp, device=device)
     dtype = values.dtype
     if not xp.isdtype(dtype, "integral"):

@@ -42,13 +42,21 @@ def taking_sizes(function: Callable[..., T], also: tuple[str, ...] = ()) -> Call
     def maker(**given: Any) -> T:
         for option in given.keys() - parameters.keys() - sizes:
             known = sorted(parameters.keys() - set(SIZES))
-            raise ValueError(f"{own} has no option {option!r}{nearest(option, known)}")
+            raise ValueError(no_option(own, option, known))
         wanted = {n: value for n, value in with_widths(given).items() if n in parameters}
         if missing := [name for name in needed if name not in wanted]:
             raise TypeError(f"{own} needs {join_names(missing)}{given_sizes(given)}")
         return function(**wanted)
 
     return functools.update_wrapper(maker, function)
+
+
+def no_option(own: str, option: str, known: list[str]) -> str:
+    """The error for an unknown option, which may be a misspelt size of the model."""
+    hint = nearest(option, known)
+    if "did you mean" not in hint:
+        hint = nearest(option, SIZES).partition(";")[0] + hint
+    return f"{own} has no option {option!r}{hint}"
 
 
 def join_names(missing: list[str]) -> str:

@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import EntryPoint
 from typing import ClassVar
 
 import pytest
 
 import posenc
+import posenc.presets
 from posenc.cli.list import page as list_page
 from posenc.makers import fitted_options
 
@@ -64,6 +66,19 @@ def test_only_the_sizes_that_a_scheme_uses_are_asked_for(name):
         with pytest.raises(TypeError, match=needs) as caught:
             posenc.make(name, **rest)
         assert all(given in str(caught.value).split("given:")[1] for given in rest)
+
+
+@pytest.mark.parametrize(
+    ("maker", "wrong", "size"),
+    [
+        (partial(posenc.make, "alibi"), "num_head", "num_heads"),
+        (posenc.presets.llama3, "head_dm", "head_dim"),  # a function
+    ],
+)
+def test_a_misspelt_size_is_suggested(maker, wrong, size):
+    message = rf"no option '{wrong}' \(did you mean '{size}'\?\); accepted: "
+    with pytest.raises(ValueError, match=message):
+        maker(**{wrong: 8})
 
 
 def test_a_class_needs_its_fields_without_a_default():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -294,6 +295,31 @@ def call(backend, arguments):
     return posenc_jax.attention(**converted(arguments, jnp.asarray))
 
 
+# For each framework, arrays of another: NumPy's are taken everywhere.
+OTHERS = {"torch": "jax", "jax": "torch", "numpy": "jax"}
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda a: {"tokens": Tokens(pos=a(POS))}, "tokens.pos"),
+        (lambda a: {"tokens": Tokens(seg=a(POS))}, "tokens.seg"),
+        (lambda a: {"tokens": Tokens(exists=a(POS > 2))}, "tokens.exists"),
+        (lambda a: {"mask": a(np.tri(5, dtype=bool)[None, None])}, "mask"),
+        (lambda a: {"bias": a(np.zeros((1, 1, 5, 5), np.float32))}, "bias"),
+        (lambda a: {"v": a(Q.copy())}, "v"),
+        (lambda a: {"params": {"table": a(np.zeros((2, 32), np.float32))}}, "params"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "of",
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_arrays_of_another_library_are_named(backend, change, name):
+    other = pytest.importorskip({"jax": "jax.numpy"}.get(OTHERS[backend], OTHERS[backend]))
+    arguments = {"scheme": T5, "params": params_of(T5)} if name == "params" else {}
+    with pytest.raises(TypeError, match=rf"{re.escape(name)}.* (JAX|PyTorch|NumPy)"):
+        call(backend, GOOD | arguments | change(other.asarray))
+
+
 def converted(value, array):
     if isinstance(value, dict):
         return {name: converted(v, array) for name, v in value.items()}
@@ -331,7 +357,7 @@ def test_numpy_stands_for_torch_beside_queries_alone():
     sides = {"tokens": Tokens(features={}), "queries": Tokens(features=own)}
     got = posenc_torch.attention(q, q, q, INKLING["scheme"], params, **sides)
     assert torch.allclose(got, want, atol=1e-6)
-    with pytest.raises(TypeError, match=r"q must be .* of torch, got numpy\.ndarray of float32"):
+    with pytest.raises(TypeError, match=r"q must be .* of PyTorch, got numpy\.ndarray of float32"):
         posenc_torch.attention(Q, q, q, posenc.NoPE())
 
 

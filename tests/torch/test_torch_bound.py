@@ -227,6 +227,29 @@ def test_nothing_grows_over_many_passes():
     assert run(1000) <= before
 
 
+@pytest.mark.parametrize("what", ["params", "positions", "mask"])
+@pytest.mark.parametrize("name", ["learned-rope", "rope+t5", "rerope"])
+def test_a_pass_that_is_kept_begins_again_when_tensors_change(name, what):
+    """Params after a step of an optimiser, positions of a decoding loop, a mask."""
+    positions, each = posenc_torch.Positions(EACH[name], LAYERS), vectors()
+    pos, mask = torch.arange(LENGTH), torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool)
+    tokens = Tokens(pos=pos)
+    bound = positions.bind(tokens, causal=True, mask=mask)
+    before = together(bound, each)
+    with torch.no_grad():
+        if what == "positions":
+            pos[5:] += 3
+        elif what == "mask":
+            mask[..., 2] = False
+        for param in positions.parameters() if what == "params" else ():
+            param += 1
+    found = together(bound, each)
+    expected = together(positions.bind(tokens, causal=True, mask=mask), each)
+    for one, other, old in zip(expected, found, before, strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(one, old) == (what == "params" and name == "rerope")  # it learns nothing
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
