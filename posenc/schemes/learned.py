@@ -45,16 +45,17 @@ class Learned(PositionScheme, paper="Gehring et al. 2017, arXiv 1705.03122"):
         return {"table": ParamSpec((self.max_len + self.offset, self.dim), per_head=False)}
 
     def embedding(self, pos: Array, *, params: Arrays, xp: Namespace) -> Array:
-        values = concrete_values(pos, xp)
-        low, high = (values.min(), values.max()) if values is not None and values.size else (0, 0)
-        if low < 0 or high >= self.max_len:
-            wrong = low if low < 0 else high
-            raise OutsideTableError(
-                f"pos holds {wrong}, accepted: 0 .. max_len - 1 = {self.max_len - 1}"
-            )
-        flat = xp.reshape(pos, (-1,))
-        in_table = (flat >= 0) & (flat < self.max_len)
-        row = xp.where(in_table, flat + self.offset, 0)
-        vectors = xp.take(params["table"], row, axis=0)
-        vectors = xp.where(in_table[:, None], vectors, xp.nan)
+        values, row = concrete_values(pos, xp), xp.reshape(pos, (-1,)) + self.offset
+        if values is not None and values.size:
+            low, high = values.min(), values.max()
+            if low < 0 or high >= self.max_len:
+                wrong = low if low < 0 else high
+                raise OutsideTableError(
+                    f"pos holds {wrong}, accepted: 0 .. max_len - 1 = {self.max_len - 1}"
+                )
+            vectors = xp.take(params["table"], row, axis=0)
+        else:
+            in_table = (row >= self.offset) & (row < self.max_len + self.offset)
+            vectors = xp.take(params["table"], xp.where(in_table, row, 0), axis=0)
+            vectors = xp.where(in_table[:, None], vectors, xp.nan)
         return xp.reshape(vectors, (*pos.shape, self.dim))

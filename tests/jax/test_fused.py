@@ -44,13 +44,9 @@ BY_DEFINITION = [(s, c) for s in FORMS for c in CASES] + [
     (s, "causal") for s in (*ONE_OF_EACH, "rope+alibi") if s not in FORMS
 ]
 QUICK = [
-    ("nope", "plain"),
     ("nope", "window-both-sides"),
     ("alibi-learned", "everything"),
-    ("alibi-learned", "grouped"),
     ("t5", "causal"),
-    ("t5", "fewer-queries"),
-    ("t5-few", "plain"),
     ("t5-few", "fewer-queries"),
     ("fading", "segments"),
     ("rope+alibi", "causal"),

@@ -55,7 +55,7 @@ def run(how, length, implementation, compiled):
 @pytest.mark.parametrize(
     "compiled", [pytest.param(True, id="jit"), pytest.param(False, id="eager", marks=long)]
 )
-@pytest.mark.parametrize("length", some([ONE_BLOCK, MORE, BY_HEAD], [ONE_BLOCK, MORE], long))
+@pytest.mark.parametrize("length", some([ONE_BLOCK, MORE, BY_HEAD], [ONE_BLOCK], long))
 @pytest.mark.parametrize(
     ("how", "message"), [(forward, "forward mode"), (reverse_over_reverse, "second derivatives")]
 )

@@ -9,6 +9,7 @@ import pytest
 from cases import Case, tensors_of
 from frameworks import FRAMEWORKS, Route
 from frameworks import route as named
+from sample import long
 from subjects import normal, params_of
 
 import posenc
@@ -118,6 +119,7 @@ def test_wrong_options(options, error):
         FIRE(2, **options)
 
 
+@long
 @pytest.mark.parametrize("framework", [f for f in FRAMEWORKS.values() if f.differentiable], ids=str)
 @pytest.mark.parametrize("hidden", [3, 20])
 def test_many_units_at_a_time_are_their_sum(framework, hidden):

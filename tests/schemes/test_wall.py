@@ -151,9 +151,9 @@ DRAWN = {
 }
 TILED = [route for route in ROUTES if route.id in ("torch-chunked", "jax-chunked")]
 # JAX compiles each call for some seconds.
-OF_JAX = {"documents in order": (), "interleaved documents": long, "a bias beside it": long}
+OF_JAX = ("documents in order", "interleaved documents", "a bias beside it")
 EACH = [
-    pytest.param(case, *route.values, id=f"{case}-{route.id}", marks=OF_JAX[case] if jax else ())
+    pytest.param(case, *route.values, id=f"{case}-{route.id}", marks=[long] * jax)
     for route in TILED
     for jax in [route.id == "jax-chunked"]
     for case in DRAWN

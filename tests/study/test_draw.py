@@ -231,7 +231,9 @@ def test_any_length_is_drawn(tmp_path, length):
         assert size(draw(scheme, tmp_path / "picture", length=length))[0] == 1600
 
 
-@pytest.mark.parametrize(("form", "start"), [("svg", b"<?xml"), ("PDF", b"%PDF-")])
+@pytest.mark.parametrize(
+    ("form", "start"), [("svg", b"<?xml"), pytest.param("PDF", b"%PDF-", marks=long)]
+)
 def test_papers_get_vectors_the_same_each_time(tmp_path, form, start):
     pages = [draw(posenc.ALiBi(2), tmp_path / f"{n}.{form}", length=8).read_bytes() for n in "ab"]
     assert pages[0] == pages[1]

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 from frameworks_installed import require
+from sample import long
 
 from posenc.cli.main import main
 from posenc.study import joined, terminal
@@ -94,6 +95,7 @@ def rows(folder):
         ]
 
 
+@long
 def test_joined_studies_are_as_one_study_of_all_runs(made, folders, capsys):
     """The run that both have counts once."""
     status, shown = report(folders, capsys)

@@ -138,6 +138,7 @@ def test_a_run_ends_when_its_task_is_solved(tmp_path, backend, monkeypatch):
     assert never.steps == 10
 
 
+@long
 def test_two_frameworks_say_the_same(tmp_path):
     if len(BACKENDS) < 2:
         pytest.fail("compares two frameworks")

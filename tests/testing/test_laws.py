@@ -104,7 +104,7 @@ def of_quick(law):
         return ("alibi", "t5") if law.name in CENTRAL else ("alibi",)
     if own == ("jax", "chunked") and law.name == "gradients_are_derivatives":
         return ("alibi-learned",)
-    if law.name in CENTRAL and law.implementation != "reference":
+    if law.name in CENTRAL and law.implementation not in ("reference", "xla"):
         return ("alibi-learned", "t5")
     return ("alibi-learned",)
 

@@ -328,6 +328,7 @@ def speed_rows(*timed, **sizes):
     return list(speed.Timing(runner, settings, timed, clock.Budget(60)).rows())
 
 
+@long
 def test_a_wrong_gradient_of_far_keys_is_noticed(monkeypatch):
     attention = posenc_torch.attention
 

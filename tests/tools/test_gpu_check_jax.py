@@ -158,6 +158,7 @@ def test_blocks_are_as_large_as_they_are():
         assert jax.config.jax_default_matmul_precision == "highest"
 
 
+@long
 def test_every_scheme_and_layout_of_the_implementations_that_are_there_is_planned():
     side = Device("jax", "cpu", quick=False, compiles=None)
     plan = side.plan()
