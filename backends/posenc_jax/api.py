@@ -47,7 +47,7 @@ from posenc_jax.closures import as_of_now
 from posenc_jax.fused import implementation as fused
 from posenc_jax.fused.shapes import is_symbolic
 from posenc_jax.hold import hold
-from posenc_jax.meshes import is_spread, on_any_mesh
+from posenc_jax.meshes import is_spread, on_any_mesh, told_without_mesh
 from posenc_jax.network import network
 from posenc_jax.unfold import unfold
 
@@ -195,10 +195,16 @@ def explain(
     given = Arguments(
         window, mask, tokens, queries, bias, softcap, scale, k_transformed, return_lse
     )
-    call = prepare_call(
-        q, k, v, scheme, params, causal, implementation, given, skip_blocks=skip_blocks
-    )
-    return explain_choice(_IMPLEMENTATIONS, call, implementation)
+
+    def tell(
+        q: Array, k: Array, v: Array, params: Mapping[str, Array] | None, given: Arguments
+    ) -> Explanation:
+        call = prepare_call(
+            q, k, v, scheme, params, causal, implementation, given, skip_blocks=skip_blocks
+        )
+        return explain_choice(_IMPLEMENTATIONS, call, implementation)
+
+    return told_without_mesh(tell, q, k, v, params, given.check())
 
 
 def attend_in_pass(

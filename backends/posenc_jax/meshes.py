@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from posenc.backend import Arguments, Mask
+
+T = TypeVar("T")
 
 
 def on_any_mesh(
@@ -31,9 +33,7 @@ def on_any_mesh(
         return attend(q, k, v, params, given)
 
     def inside(arrays: list[Array]) -> Any:
-        remaining = iter(arrays)
-        all_leaves = [next(remaining) if isinstance(a, Array) else a for a in leaves]
-        *vectors, own, held = jax.tree.unflatten(tree, all_leaves)
+        *vectors, own, held = _put_back(arrays, leaves, tree)
         return attend(*vectors, own, _with_arrays(given, held))
 
     called = jax.jit(inside) if eager else inside
@@ -43,6 +43,33 @@ def on_any_mesh(
         results = (out, lse) if given.return_lse else out
         called = jax.sharding.auto_axes(called, out_sharding=results)
     return called([a for a in leaves if isinstance(a, Array)])
+
+
+def told_without_mesh(
+    tell: Callable[..., T], q: Array, k: Array, v: Array, params: Any, given: Arguments
+) -> T:
+    """``tell(q, k, v, params, given)``, which is no array and does not depend on devices."""
+    if not is_spread(q, k, v, params, given):
+        return tell(q, k, v, params, given)
+    leaves, tree = jax.tree.flatten((q, k, v, params, _arrays(given)))
+    told: list[T] = []
+
+    def inside(arrays: list[Array]) -> list[Array]:
+        *vectors, own, held = _put_back(arrays, leaves, tree)
+        told.append(tell(*vectors, own, _with_arrays(given, held)))
+        return []
+
+    arrays = [a for a in leaves if isinstance(a, Array)]
+    jax.eval_shape(inside, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays])  # type: ignore[no-untyped-call]  # untyped in JAX
+    return told[0]
+
+
+def _put_back(arrays: Iterable[Array], leaves: list[Any], tree: Any) -> Any:
+    """The tree of ``leaves`` with ``arrays`` in place of its own."""
+    remaining = iter(arrays)
+    return jax.tree.unflatten(
+        tree, [next(remaining) if isinstance(a, Array) else a for a in leaves]
+    )
 
 
 def _spec(*axes: Any) -> PartitionSpec:

@@ -87,6 +87,8 @@ def errors(name, call, kinds):
             {n: jax.device_put(a, NamedSharding(mesh, SPREAD[n])) for n, a in ARRAYS.items()}
         )
         everywhere = jax.device_put(params, NamedSharding(mesh, P()))
+        tokens, q = posenc.Tokens(x=given["x"], seg=others["seg"]), given["q"]
+        assert posenc_jax.explain(q, q, q, scheme, everywhere, tokens=tokens)["implementation"]
         if eager:
             results = loss(given, everywhere, others)[1]
             found[kind] = difference(results, expected[0][1])
