@@ -108,7 +108,20 @@ def _present(out: Path) -> list[str]:
 
 
 def check_folder(out: Path) -> None:
-    """``IsADirectoryError`` if a folder, which is not ours to replace, has the name of a file."""
+    """Check that results can be written into ``out``, which need not exist yet.
+
+    Raises
+    ------
+    NotADirectoryError
+        It is a file, or in one.
+    IsADirectoryError
+        A folder in it, which is not ours to replace, has the name of a file.
+    """
+    first = next((path for path in (out, *out.parents) if path.exists()), None)
+    if first is not None and not first.is_dir():
+        raise NotADirectoryError(
+            f"out must be a folder, got {str(out)!r}: {str(first)!r} is a file"
+        )
     named = [p.name for p in out.iterdir() if _is_name(p.name)] if out.is_dir() else []
     for name in (*named, STUDY):
         if (out / name).is_dir():

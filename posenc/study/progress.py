@@ -77,6 +77,12 @@ class Progress:
             self._print_wrapped(f"{tasks} tasks x " * (tasks > 1) + each + start)
             for label, sizes in parts.items():
                 self._print_wrapped(f"{label}: {sizes}")
+        for warmup, steps in sorted({(r.warmup, r.steps) for r in study.recipes.values()}):
+            if warmup >= steps:
+                self._print_wrapped(
+                    f"warmup {warmup} takes all {steps} steps: the learning rate ends at "
+                    f"{steps / warmup:.0%} of its value and never declines; give --warmup less"
+                )
         if seconds is not None:
             self._print(f"at most about {duration(seconds)} on this machine, by estimate")
         sys.stdout.flush()

@@ -235,7 +235,7 @@ def test_an_output_folder_that_cannot_be_written(here, tmp_path, text):
     (tmp_path / "file").touch()
     done = here("compare", *TINY, "--text", text, "--out", str(tmp_path / "file" / "results"))
     assert done.returncode == 2
-    assert "out: cannot write results into" in done.stderr
+    assert f"--out must be a folder, got '{tmp_path / 'file' / 'results'}'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

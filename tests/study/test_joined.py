@@ -196,6 +196,9 @@ def test_studies_of_different_tasks_are_joined(made, folders):
 
 def test_folders_without_a_study_are_named(folders, capsys):
     assert report(folders, capsys, "--out", str(folders / "one"))[0] == 2
+    status, shown = report(folders, capsys, "--out", str(folders / "one" / STUDY))
+    assert status == 2
+    assert "--out must be a folder, got" in shown
     with pytest.raises(FileNotFoundError, match=r"absent' holds no study: it has no study\.json"):
         joined.read(folders / "absent")
     (folders / "one" / joined.RESULTS).write_text("")

@@ -105,6 +105,15 @@ def test_no_line_is_wider_than_the_terminal(clock, monkeypatch, columns):
     assert "t5 seed 1" in shown[1]
 
 
+@pytest.mark.parametrize(("steps", "share"), [(30, "60%"), (50, "100%"), (51, None)])
+def test_a_warm_up_of_all_steps_is_said(clock, steps, share):
+    printed = []
+    Progress(replace(STUDY, steps=steps, warmup=50), 0, printed.append).header(None, "jax")
+    said = [text for text in printed if text.startswith("warmup 50")]
+    assert len(said) == (share is not None)
+    assert share is None or f"{share} of its value" in " ".join(said[0].split())
+
+
 def test_rows_of_the_csv_are_in_the_order_of_lengths():
     record = finished(params={"total": 1, "position": 0}, loss_windowed=None)
     rows = results.rows([{**record, "loss_same_targets": record["loss"]}])
