@@ -63,10 +63,10 @@ class Bound:
     gradients add up in another order.
 
     All layers must have the batch, lengths, dtype and device of the first. Make a new one for each
-    forward pass: nothing is kept beyond the object, and where learned arrays, positions or a mask
-    have changed in place, all is made again. Inside
-    ``torch.compile``, ``torch.func`` and where a backward pass computes layers again, every layer
-    makes its own; a compiler finds what they have in common.
+    forward pass: nothing is kept beyond the object. Where learned arrays, positions or a mask have
+    changed in place, all is made again. Inside ``torch.compile``, ``torch.func`` and where a
+    backward pass computes layers again, every layer makes its own; a compiler finds what they have
+    in common.
     """
 
     def __init__(

@@ -115,8 +115,10 @@ def sincos_of_phase(
     sin, cos = xp.sin(angle), xp.cos(angle)
     swapped = (quarter & 1) == 1
     sin, cos = xp.where(swapped, cos, sin), xp.where(swapped, sin, cos)
-    sin = xp.where((quarter & 2) == 2, -sin, sin)
-    return sin, xp.where(((quarter + 1) & 2) == 2, -cos, cos)
+    # 1 or -1; a product takes half the time of choosing between a number and its negative.
+    sign_of_sin = xp.astype(1 - (quarter & 2), dtype)
+    sign_of_cos = xp.astype(1 - ((quarter + 1) & 2), dtype)
+    return sin * sign_of_sin, cos * sign_of_cos
 
 
 def _split(fractions: list[int], word: int) -> tuple[tuple[int, ...], tuple[float, ...]]:

@@ -80,11 +80,11 @@ class PassState:
         """What a layer shares with others: those with an equal scheme, params and window.
 
         ``version`` changes with the values of what it is made from, in a framework whose arrays may
-        change in place; another one than before begins again.
+        change in place: another one than before begins again, None takes what there is.
         """
         first = self._layers.first[layer]
         before, shared = self._groups.get(first, (None, None))
-        if shared is None or version != before:
+        if shared is None or version not in (None, before):
             if shared is not None:
                 self._of, self._of_pass = None, Made(self._mode, self._making)
             made = Made(self._mode, self._making)

@@ -200,11 +200,11 @@ def test_nothing_is_kept_when_a_pass_ends(name):
     positions = posenc_torch.Positions(EACH[name], LAYERS)
     bound = positions.bind(causal=True)
     outs = together(bound, vectors())
+    kept = bound.state.shared(0).made._kept
+    assert kept
     made = [weakref.ref(bound), weakref.ref(bound.state), weakref.ref(bound.state.shared(0))]
-    made += [
-        weakref.ref(value) for _, value in bound.state.shared(0).made._kept.values()
-        if isinstance(value, torch.Tensor)
-    ]  # fmt: skip
+    made += [weakref.ref(value) for _, value in kept.values() if isinstance(value, torch.Tensor)]
+    del kept
     del bound, outs
     gc.collect()
     assert [ref() for ref in made] == [None] * len(made)
