@@ -8,7 +8,7 @@ from typing import Any
 
 from posenc.audit.candidate import Sizes
 from posenc.contract.protocol import PositionScheme
-from posenc.makers import make
+from posenc.makers import make, maker_of
 from posenc.schemes import Sum
 
 _SIZES = ("num_heads", "head_dim", "max_len", "train_len")
@@ -61,7 +61,7 @@ def definition(label: str) -> Definition:
     Raises
     ------
     ValueError
-        The label does not follow the grammar, or names several layers.
+        The label does not follow the grammar, names several layers, or a scheme that is unknown.
     """
     from posenc.study.specs import parse  # the grammar is that of the command ``compare``
 
@@ -71,6 +71,7 @@ def definition(label: str) -> Definition:
     pinned: dict[str, int] = {}
     parts = []
     for part in layers[0].parts:
+        maker_of(part.name)
         options = dict(part.options)
         pinned |= {name: options.pop(name) for name in _SIZES if name in options}
         parts.append((part.name, options))

@@ -17,6 +17,7 @@ from typing import Any
 from posenc.audit import expected
 from posenc.audit.candidate import KINDS
 from posenc.audit.expected import Judged
+from posenc.audit.labels import definition
 from posenc.audit.outputs import Run
 from posenc.audit.record import Record
 from posenc.cli.parser import Parser
@@ -97,6 +98,8 @@ def _check(options: dict[str, Any]) -> None:
         )
     if functions and not options["label"]:
         raise ValueError(f"{functions[0]} needs --as LABEL: what it should be, such as --as rope")
+    if functions:
+        definition(options["label"])
     if given and not functions:
         if libraries:
             raise ValueError(

@@ -86,6 +86,7 @@ def test_what_is_audited(audits, words, asked):
         ("lib --config .", "--config takes no other subjects, got lib"),
         ("lib m:f --as rope", "functions or libraries, not both, got m:f and lib"),
         ("m:f", "m:f needs --as LABEL"),
+        ("m:f --as rop", "unknown scheme 'rop' (did you mean 'rope'?)"),
         ("json:f", "error: json:f needs --as LABEL"),  # a module with the name of an option
         ("lib --as rope", "--as is for functions, module:function, got lib"),
         ("--framework jax", "--framework is for functions; name one as module:function"),
