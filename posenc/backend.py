@@ -85,6 +85,7 @@ from posenc.attn.shared import Made, Shared
 from posenc.contract.checks import (
     check_choice,
     check_count,
+    check_finite,
     check_flag,
     check_positive,
     check_scheme,
@@ -164,6 +165,7 @@ __all__ = [
     "broadcast_index",
     "check_choice",
     "check_count",
+    "check_finite",
     "check_flag",
     "check_layer",
     "check_library",

@@ -10,10 +10,12 @@ from jax import Array
 
 import posenc_jax
 from posenc import transform
-from posenc.backend import LayerPlan, PositionScheme, Role, has_bias
+from posenc.backend import Hook, LayerPlan, PositionScheme, Role, check_scheme
 from posenc_jax.modules import OfPositions
 
 __all__ = ["Positions", "process_heads"]
+
+_OF_QUERIES_AND_KEYS = {Hook.TRANSFORM, Hook.ROTARY, Hook.SCALE, Hook.AT_LENGTH}
 
 
 class Positions(OfPositions, eqx.Module):  # type: ignore[misc]
@@ -62,13 +64,16 @@ def process_heads(
     Raises
     ------
     ValueError
-        The scheme has a bias, which that module has no place for, or learned arrays.
+        The scheme does more, such as a bias, a sink or regions, which that module has no place for,
+        or it has learned arrays.
     """
+    check_scheme(scheme)
     name = type(scheme).__name__
-    if has_bias(scheme):
+    if more := scheme.hooks() - _OF_QUERIES_AND_KEYS:
         raise ValueError(
-            f"scheme {name} has a bias, and eqx.nn.MultiheadAttention takes none: call "
-            "posenc_jax.equinox.Positions in a module of your own"
+            f"scheme {name} does more than turn queries and keys ({', '.join(sorted(more))}), and "
+            "eqx.nn.MultiheadAttention has no place for it: call posenc_jax.equinox.Positions in a "
+            "module of your own"
         )
     if learned := sorted(scheme.param_specs()):
         raise ValueError(
@@ -82,6 +87,9 @@ def process_heads(
             made: Array = transform(scheme, jnp.moveaxis(heads, 1, 0)[None], at, role=role)
             return jnp.moveaxis(made[0], 0, 1)
 
-        return turned(query, "query"), turned(key, "key"), value
+        dim = query.shape[-1]
+        scaled = scheme.scale(dim) * dim**0.5  # the module has a scale of its own
+        turned_query = turned(query, "query")
+        return turned_query if scaled == 1 else turned_query * scaled, turned(key, "key"), value
 
     return process

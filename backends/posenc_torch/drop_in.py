@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import posenc
 from posenc import ALiBi, RoPE
+from posenc.backend import check_count
 from posenc.schemes import NTK, PI, NoPE
 
 __all__ = ["RotaryEmbedding", "TorchtuneRotary", "TransformersRotary", "alibi_mask"]
@@ -206,7 +207,10 @@ def alibi_mask(
     It holds ``H * Q * K`` numbers: ``posenc_torch.attention`` computes the same without them. In
     half precision a large bias is rounded, to a multiple of 2 between 256 and 512 in bfloat16.
     """
-    k_len = q_len if k_len is None else k_len
+    if not dtype.is_floating_point:
+        raise TypeError(f"dtype must be one of floating-point numbers, got {dtype}")
+    q_len = check_count("q_len", q_len)
+    k_len = q_len if k_len is None else check_count("k_len", k_len)
     k_pos = torch.arange(k_len, device=device)
     q_pos = torch.arange(q_len, device=device) + (k_len - q_len)
     bias: Any = posenc.bias(ALiBi(num_heads), q_pos, k_pos)

@@ -6,9 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from posenc.backend import (
-    check_positive,
-)
+from posenc.backend import check_finite, check_positive
 from posenc_torch.position import Position
 
 
@@ -47,10 +45,9 @@ def param_groups(
     ValueError
         The model holds no ``Position``, or a number is negative.
     """
-    if not lr >= 0:
-        raise ValueError(f"lr must be at least 0, got {lr!r}")
-    if not weight_decay >= 0:
-        raise ValueError(f"weight_decay must be at least 0, got {weight_decay!r}")
+    for name, given in (("lr", lr), ("weight_decay", weight_decay)):
+        if check_finite(name, given.item() if isinstance(given, Tensor) else given) < 0:
+            raise ValueError(f"{name} must be at least 0, got {given!r}")
     position_lr = lr * check_positive("position_lr_scale", position_lr_scale)
     position_ids = {id(p) for p in _position_params(model)}
     others = [p for p in model.parameters() if id(p) not in position_ids]

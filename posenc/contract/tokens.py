@@ -117,6 +117,9 @@ class Tokens:
         ValueError
             A field is given for some of them only.
         """
+        for other in others:
+            if not isinstance(other, Tokens):
+                raise TypeError(f"others must be posenc.Tokens, got {type(other).__name__}")
         every = (self, *others)
         joined: dict[str, Any] = {}
         for each in fields(Tokens):

@@ -13,6 +13,7 @@ import numpy as np
 
 from posenc.contract.checks import check_choice, check_count, check_positive
 from posenc.contract.tokens import Tokens
+from posenc.positions.integers import MAX_POSITION
 
 Host: TypeAlias = np.ndarray[Any, Any]
 Following = Literal["max", "side"]
@@ -41,7 +42,8 @@ class Patches:
     def __post_init__(self) -> None:
         for name in ("height", "width", "frames"):
             check_count(name, getattr(self, name))
-        check_positive("step", self.step)
+        if check_positive("step", self.step) * (self.frames - 1) > MAX_POSITION:
+            raise ValueError(f"step {self.step} takes {self.frames} frames beyond place 2**30 - 1")
 
     @classmethod
     def of_grid(
@@ -55,9 +57,9 @@ class Patches:
         >>> Patches.of_grid((1, 4, 6))
         Patches(height=2, width=3, frames=1, step=1.0)
         """
-        if len(grid) != 3:
-            raise ValueError(f"grid must be (frames, height, width), got {tuple(grid)}")
-        sizes = [check_count("grid", int(size)) for size in grid]
+        sizes = [check_count("grid", size) for size in grid]
+        if len(sizes) != 3:
+            raise ValueError(f"grid must be (frames, height, width), got {tuple(sizes)}")
         parts = [check_count("merge_frames", merge_frames), *[check_count("merge", merge)] * 2]
         if any(size % part for size, part in zip(sizes, parts, strict=True)):
             raise ValueError(f"grid must be multiples of {tuple(parts)}, got {tuple(sizes)}")
@@ -172,6 +174,7 @@ def text_places(pos: Host, delta: Any = 0, *, axes: int = 3) -> Host:
     for name, array in (("pos", pos), ("delta", delta)):
         if array.size and array.dtype.kind not in "iu":
             raise TypeError(f"{name} must be integers, got {array.tolist()!r}")
+    pos, delta = pos.astype(np.int64), delta.astype(np.int64)  # narrow integers would wrap around
     at = pos + (delta[:, None] if delta.ndim else delta)
     return np.broadcast_to(at[..., None], (*at.shape, check_count("axes", axes))).copy()
 

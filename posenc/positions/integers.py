@@ -173,7 +173,7 @@ def packed(lengths: Sequence[int]) -> Tokens:
     >>> tokens.pos, tokens.seg
     (array([0, 1, 0, 1, 2]), array([0, 0, 1, 1, 1]))
     """
-    sizes = [check_count("lengths", n) for n in lengths]
+    sizes = _lengths(lengths)
     if not sizes:
         raise ValueError("lengths is empty; give the length of at least one document")
     pos = np.concatenate([np.arange(n) for n in sizes])
@@ -195,11 +195,18 @@ def left_padded(lengths: Sequence[int], total: int) -> Tokens:
            [ True,  True,  True]])
     """
     total = check_count("total", total)
-    sizes = np.asarray([check_count("lengths", n) for n in lengths])
+    sizes = np.asarray(_lengths(lengths))
     if sizes.size == 0 or sizes.max() > total:
         raise ValueError(f"lengths must be 1 .. total={total}, got {list(lengths)}")
     pos = np.arange(total)[None, :] - (total - sizes)[:, None]
     return Tokens(np.maximum(pos, 0), exists=pos >= 0)
+
+
+def _lengths(lengths: Sequence[int]) -> list[int]:
+    """One length for each sequence, checked."""
+    if not hasattr(lengths, "__iter__") or isinstance(lengths, str):
+        raise TypeError(f"lengths must be a list of integers, got {lengths!r}")
+    return [check_count("lengths", n) for n in lengths]
 
 
 def grid(*sizes: int) -> np.ndarray[Any, Any]:
@@ -243,12 +250,15 @@ def fractional(advances: Any, denominator: int = 256) -> np.ndarray[Any, Any]:
     if units.ndim not in (1, 2):
         raise ValueError(f"advances must be (L,) or (B, L), got shape {units.shape}")
     units[..., :1] = 0
-    wrong = np.argwhere(~np.isfinite(units) | (units != np.round(units)))
+    # 29/100 is no float: two roundings, each of at most half of the last digit.
+    nearest, rounding = np.round(units), np.finfo(np.float64).eps * np.abs(units)
+    with np.errstate(invalid="ignore"):  # inf - inf, which is wrong anyway
+        wrong = np.argwhere(~(np.abs(units - nearest) <= rounding) | ~np.isfinite(units))
     if wrong.size:
         at = tuple(int(n) for n in wrong[0])
         value = units[at] / denominator
         raise ValueError(f"advances[{at}] = {value} must be a multiple of 1/{denominator}")
-    places = np.cumsum(units, axis=-1)
+    places = np.cumsum(nearest, axis=-1)
     if places.size and np.abs(places).max() > MAX_POSITION:
         raise ValueError(f"advances reach {np.abs(places).max()} units; at most 2**30 - 1")
     return places.astype(np.int64)

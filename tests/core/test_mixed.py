@@ -135,6 +135,16 @@ def test_decoding_with_a_cache_of_rotated_keys():
         np.testing.assert_allclose(found[:, :, 0], expected[:, :, at], rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("kind", ["uint8", "int8", "uint64", "int32"])
+def test_places_of_text_are_wide(kind):
+    """Narrow integers do not wrap around, and unsigned ones make no floats."""
+    pos, delta = np.asarray([100, 127], kind), np.asarray([100], kind)
+    found = text_places(pos[None], delta, axes=1)
+    assert found.dtype == np.int64
+    assert found[0, :, 0].tolist() == [200, 227]
+    assert text_places([]).dtype == np.int64
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -150,6 +160,11 @@ def test_decoding_with_a_cache_of_rotated_keys():
         (lambda: Patches(1, 2, step=0), "step must be finite and greater than 0, got 0"),
         (lambda: Patches.of_grid((1, 3, 4)), r"multiples of \(1, 2, 2\), got \(1, 3, 4\)"),
         (lambda: Patches.of_grid((4, 4)), r"grid must be \(frames, height, width\), got \(4, 4\)"),
+        (lambda: Patches.of_grid((1, 4.9, 6)), "grid must be an integer, got 4.9"),
+        (lambda: Patches(1, 1, frames=3, step=1e300), r"step 1e\+300 takes 3 frames beyond"),
+        (lambda: posenc.positions.packed(5), "lengths must be a list of integers, got 5"),
+        (lambda: posenc.positions.left_padded(3, 3), "lengths must be a list of integers, got 3"),
+        (lambda: posenc.Tokens(np.arange(3)).concat(5), "others must be posenc.Tokens, got int"),
         (lambda: hunyuan_mixed([Patches(2, 2, frames=2)]), "frames must be 1, got 2"),
         (lambda: hunyuan_mixed([]), "parts is empty"),
         (lambda: packed_mixed([]), "documents is empty"),

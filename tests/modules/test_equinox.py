@@ -78,8 +78,16 @@ def test_it_is_saved_and_loaded(x, tmp_path):
     assert np.array_equal(loaded(x), model(x))
 
 
-def test_process_heads_turns_queries_and_keys(x):
-    rope = posenc.RoPE(DIM // HEADS)
+class Scaled(posenc.RoPE):
+    """RoPE with a scale of its own, which the module does not know."""
+
+    def scale(self, head_dim):
+        return 0.3
+
+
+@pytest.mark.parametrize("kind", [posenc.RoPE, Scaled])
+def test_process_heads_turns_queries_and_keys(x, kind):
+    rope = kind(DIM // HEADS)
     module = eqx.nn.MultiheadAttention(HEADS, DIM, key=jax.random.key(0))
     seen = {}
 
@@ -99,7 +107,10 @@ def test_process_heads_turns_queries_and_keys(x):
 @pytest.mark.parametrize(
     ("scheme", "message"),
     [
-        (posenc.ALiBi(HEADS), "ALiBi has a bias, and eqx.nn.MultiheadAttention takes none"),
+        (posenc.ALiBi(HEADS), r"ALiBi does more than turn queries and keys \(bias, key_bias\)"),
+        (posenc.make("rerope", head_dim=8, train_len=16), r"ReRoPE does more .*\(regions\)"),
+        (posenc.schemes.Sink(posenc.RoPE(8), learned=False), r"Sink does more .*\(sink\)"),
+        (posenc.Sinusoidal(32), r"Sinusoidal does more .*\(embedding\)"),
         (posenc.make("learned_rope", num_heads=4, head_dim=8, train_len=16), "learns log_scale"),
     ],
 )  # fmt: skip

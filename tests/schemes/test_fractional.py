@@ -66,9 +66,17 @@ def test_text_alone_is_rope():
     assert scheme != posenc.RoPE(DIM, scaling=PI(16.0))
 
 
+@pytest.mark.parametrize("denominator", [3, 10, 49, 100, 256, 1000])
+def test_multiples_that_are_no_floats(denominator):
+    advances = [n / denominator for n in range(3 * denominator)]
+    expected = np.cumsum(range(3 * denominator))
+    np.testing.assert_array_equal(fractional(advances, denominator), expected)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: fractional([1, 0.29 + 1e-12], 100), "multiple of 1/100"),
         (lambda: fractional([1, 1, 0.3]), r"advances\[\(2,\)\] = 0\.3.* multiple of 1/256"),
         (lambda: fractional([[1, 1], [1, np.nan]]), r"advances\[\(1, 1\)\] = nan"),
         (lambda: fractional([1, np.inf]), r"advances\[\(1,\)\] = inf"),

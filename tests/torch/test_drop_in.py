@@ -178,6 +178,10 @@ def test_alibi_as_a_mask(q_len):
     scheme = posenc.ALiBi(HEADS)
     expected = posenc_torch.attention(q.double(), k.double(), v.double(), scheme, causal=True)
     assert_near(made.double(), expected, 32 * 2.0**-24)  # 16 products, a softmax, 9 values
+    with pytest.raises(TypeError, match=r"dtype must be .* floating-point .* got torch\.int32"):
+        alibi_mask(HEADS, LENGTH, dtype=torch.int32)
+    with pytest.raises(ValueError, match="k_len must be at least 1, got -1"):
+        alibi_mask(HEADS, 2, -1)
     both = alibi_mask(HEADS, LENGTH, causal=False, dtype=torch.float64)
     slope = 2.0 ** (-8 / HEADS)
     assert math.isclose(both[0, 0, 0, 3], -3 * slope)

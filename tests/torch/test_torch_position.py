@@ -611,6 +611,8 @@ def test_groups_as_the_study_has_them():
     [
         ({"model": nn.Linear(2, 2)}, "Linear holds no posenc_torch.Position"),
         ({"lr": -1.0}, "lr must be at least 0, got -1.0"),
+        ({"lr": torch.tensor(-1.0)}, "lr must be at least 0, got tensor"),
+        ({"lr": float("inf")}, "lr must be finite, got inf"),
         ({"position_lr_scale": 0.0}, "position_lr_scale must be finite and greater than 0"),
         ({"weight_decay": -0.1}, "weight_decay must be at least 0, got -0.1"),
     ],
