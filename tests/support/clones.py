@@ -15,6 +15,7 @@ def clone(folder):
     ignore = shutil.ignore_patterns("__pycache__", "results")
     for name in ("posenc", "backends", "benchmarks"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignore)
+    (folder / ".gitignore").write_text("__pycache__/\n")  # Python writes these
     git(folder, "init", "--quiet", "--initial-branch", "any")
     commit(folder)
     (folder / "home").mkdir()
@@ -22,7 +23,7 @@ def clone(folder):
 
 
 def commit(folder):
-    git(folder, "add", *("posenc", "backends", "benchmarks"))
+    git(folder, "add", *("posenc", "backends", "benchmarks", ".gitignore"))
     git(folder, "commit", "--quiet", "--message", "any")
 
 
