@@ -191,6 +191,11 @@ def _unknown(name: Any, names: Iterable[str]) -> str:
 
     if isinstance(name, str) and name in PLANS:
         return f"{name!r} is a plan of all layers of a model, no scheme: posenc.presets.{name}()"
+    if isinstance(name, str) and (scheme := name.partition(":")[0]) in names:
+        return (
+            f"{name!r} is a label, as `posenc compare` and `posenc show` take it; the name is "
+            f"{scheme!r}, and options are keywords of posenc.make"
+        )
     hint = nearest(name, [*names, *PLANS], listing="`posenc list`")
     return f"unknown scheme {name!r}{hint}; your own is a dotted name, module.Class"
 

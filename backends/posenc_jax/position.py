@@ -18,6 +18,7 @@ from posenc.backend import (
     PositionScheme,
     Window,
     add_embedding,
+    advise_unknown,
     arguments_of_pass,
     attention_part,
     check_layer,
@@ -184,6 +185,7 @@ class Positions:
             "Positions are of all layers, and attend is of one: positions[layer].attend(q, k, v)"
         )
 
+    @advise_unknown
     def bind(
         self,
         tokens: Tokens | None = None,

@@ -21,6 +21,7 @@ from posenc.backend import (
     SchemeWarning,
     Window,
     add_embedding,
+    advise_unknown,
     arguments_of_pass,
     attention_part,
     check_count,
@@ -308,6 +309,7 @@ class Positions(nn.Module):
             x = position.embed(x, pos)
         return x
 
+    @advise_unknown
     def bind(
         self,
         tokens: Tokens | None = None,

@@ -123,4 +123,4 @@ def _draw_trained(label: str, given: Mapping[str, Any]) -> Path:
 
 
 def _file_name(label: str) -> str:
-    return re.sub(r"[\W_]+", "-", label.lower())
+    return re.sub(r"[\W_]+", "-", label.lower()).strip("-")

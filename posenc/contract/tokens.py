@@ -8,6 +8,7 @@ from typing import Any
 
 from posenc.contract.operations import shared_namespace
 from posenc.contract.protocol import Array, PositionScheme
+from posenc.contract.specs import Namespace
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +108,8 @@ class Tokens:
         """The tokens of a slice, as views."""
         if not isinstance(index, slice):
             raise TypeError(f"tokens must be indexed by a slice, got {index!r}; tokens[n : n + 1]")
+        for name, value in self._fields():
+            _check_arrays(name, value)
         return self._each(lambda array, axis: _slice(array, index, axis))
 
     def concat(self, *others: Tokens) -> Tokens:
@@ -115,7 +118,7 @@ class Tokens:
         Raises
         ------
         ValueError
-            A field is given for some of them only.
+            A field is given for some of them only, or their shapes do not fit.
         """
         for other in others:
             if not isinstance(other, Tokens):
@@ -130,6 +133,8 @@ class Tokens:
                 raise ValueError(
                     f"{each.name} is given for some of the tokens only: give it for all or none"
                 )
+            for value in given:
+                _check_arrays(each.name, value)
             if each.name == "places":
                 axes = [tokens._axis_of_places() for tokens in every]
                 if len(set(axes)) > 1:
@@ -212,6 +217,12 @@ def _slice(value: Any, index: slice, axis: int) -> Any:
     return value[(*[slice(None)] * before, index)]
 
 
+def _check_arrays(name: str, value: Any) -> None:
+    """``TypeError`` if a field is a list, or anything else without a shape."""
+    if not (value is None or isinstance(value, Mapping | Rotary) or hasattr(value, "shape")):
+        raise TypeError(f"{name} must be an array, got {type(value).__name__}")
+
+
 def _concat(values: list[Any], axis: int, name: str) -> Any:
     """Arrays one after the other along an axis, or those of mappings or of ``Rotary``."""
     first = values[0]
@@ -227,8 +238,29 @@ def _concat(values: list[Any], axis: int, name: str) -> Any:
     wide = [xp.reshape(v, (*[1] * (most - len(v.shape)), *v.shape)) for v in values]
     at = axis % most
     lead = [max(v.shape[n] for v in wide) for n in range(most)]
+    if any(v.shape[n] not in (1, lead[n]) for v in wide for n in range(most) if n != at):
+        shapes = [tuple(value.shape) for value in values]
+        raise ValueError(
+            f"{name} of the tokens must have shapes that differ only in the axis of tokens or by "
+            f"axes of 1, got {shapes}"
+        )
+    _check_dtypes(values, name, xp)
     wide = [
         xp.broadcast_to(v, tuple(v.shape[n] if n == at else lead[n] for n in range(most)))
         for v in wide
     ]
     return xp.concat(wide, axis=at)
+
+
+def _check_dtypes(values: list[Array], name: str, xp: Namespace) -> None:
+    """``TypeError`` if integers of these dtypes have no integer dtype in common."""
+    dtypes = [value.dtype for value in values]
+    if len(set(dtypes)) == 1 or not all(xp.isdtype(dtype, "integral") for dtype in dtypes):
+        return
+    try:
+        joint = xp.result_type(*values)
+    except (TypeError, RuntimeError):  # PyTorch promotes no unsigned integers
+        joint = None
+    if joint is None or not xp.isdtype(joint, "integral"):  # int32 and uint64: float64 in NumPy
+        found = ", ".join(map(str, dtypes))
+        raise TypeError(f"{name} of the tokens must have one integer dtype, got {found}")

@@ -57,9 +57,9 @@ class Patches:
         >>> Patches.of_grid((1, 4, 6))
         Patches(height=2, width=3, frames=1, step=1.0)
         """
+        if not hasattr(grid, "__len__") or len(grid) != 3:
+            raise ValueError(f"grid must be (frames, height, width), got {grid!r}")
         sizes = [check_count("grid", size) for size in grid]
-        if len(sizes) != 3:
-            raise ValueError(f"grid must be (frames, height, width), got {tuple(sizes)}")
         parts = [check_count("merge_frames", merge_frames), *[check_count("merge", merge)] * 2]
         if any(size % part for size, part in zip(sizes, parts, strict=True)):
             raise ValueError(f"grid must be multiples of {tuple(parts)}, got {tuple(sizes)}")

@@ -72,6 +72,11 @@ def join_names(missing: list[str]) -> str:
 
 
 def given_sizes(given: Mapping[str, Any]) -> str:
-    """The end of an error: which sizes were given."""
-    names = ", ".join(name for name in given if name in SIZES)
+    """The end of an error: which sizes were given, without those that follow from others."""
+    sizes = {name: size for name, size in given.items() if name in SIZES}
+    for name in ("hidden_dim", "dim"):
+        others = {n: size for n, size in sizes.items() if n != name}
+        if name in sizes and with_widths(others).get(name) == sizes[name]:
+            sizes = others
+    names = ", ".join(sizes)
     return f"; sizes that were given: {names or 'none'}"

@@ -113,6 +113,12 @@ def test_hidden_states_are_as_wide_as_the_model_unless_given():
         posenc.make(name, num_heads=2)
 
 
+def test_an_error_names_the_sizes_that_were_given_and_none_that_follow():
+    for given in ({"dim": 32}, {"num_heads": 2, "head_dim": 4}, {"dim": 32, "hidden_dim": 8}):
+        with pytest.raises(TypeError, match=f"given: {', '.join(given)}$"):
+            posenc.make("learned", **given)
+
+
 def test_a_name_may_set_options_of_its_class(monkeypatch):
     entry = (Gated, {"kind": "power"})
     monkeypatch.setitem(sys.modules["posenc.makers"]._BUILT_IN, "gated_power", entry)
@@ -294,6 +300,7 @@ def test_a_dotted_name_is_imported():
             r"did you mean 'Fading'\?\); accepted: .*Fence",
         ),
         ("kerpel", ValueError, "a dotted name, module.Class"),
+        ("rope:base=3", ValueError, "'rope:base=3' is a label.* the name is 'rope'"),
     ],
 )
 def test_dotted_names_of_nothing(name, error, message):

@@ -160,6 +160,7 @@ def test_places_of_text_are_wide(kind):
         (lambda: Patches(1, 2, step=0), "step must be finite and greater than 0, got 0"),
         (lambda: Patches.of_grid((1, 3, 4)), r"multiples of \(1, 2, 2\), got \(1, 3, 4\)"),
         (lambda: Patches.of_grid((4, 4)), r"grid must be \(frames, height, width\), got \(4, 4\)"),
+        (lambda: Patches.of_grid(7), r"grid must be \(frames, height, width\), got 7"),
         (lambda: Patches.of_grid((1, 4.9, 6)), "grid must be an integer, got 4.9"),
         (lambda: Patches(1, 1, frames=3, step=1e300), r"step 1e\+300 takes 3 frames beyond"),
         (lambda: posenc.positions.packed(5), "lengths must be a list of integers, got 5"),

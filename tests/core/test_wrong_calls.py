@@ -449,6 +449,25 @@ EVALUATED = {
         lambda: Tokens(pos=POS).concat(Tokens(pos=POS, seg=POS)), ValueError,
         "seg is given for some of the tokens only",
     ),
+    "tokens-concat-batches": (
+        lambda: Tokens(pos=np.zeros((2, 3), int)).concat(Tokens(pos=np.zeros((4, 3), int))),
+        ValueError, r"pos of the tokens must have shapes .* got \[\(2, 3\), \(4, 3\)\]",
+    ),
+    "tokens-concat-widths": (
+        lambda: Tokens(x=np.zeros((2, 3, 4))).concat(Tokens(x=np.zeros((2, 3, 5)))),
+        ValueError, "x of the tokens must have shapes that differ only in the axis of tokens",
+    ),
+    "tokens-concat-dtypes": (
+        lambda: Tokens(pos=np.arange(3, dtype="int32")).concat(Tokens(np.arange(3).astype("u8"))),
+        TypeError, "pos of the tokens must have one integer dtype, got int32, uint64",
+    ),
+    "tokens-concat-list": (
+        lambda: Tokens(pos=[1, 2]).concat(Tokens(pos=[3])), TypeError,
+        "pos must be an array, got list",
+    ),
+    "tokens-slice-list": (
+        lambda: Tokens(pos=[1, 2])[1:], TypeError, "pos must be an array, got list",
+    ),
     "features-of-queries-without": (
         lambda: posenc.features(SHAW, params_of(SHAW), k=Q), ValueError,
         "Shaw has features of queries: give q",

@@ -279,7 +279,7 @@ def test_compare_of_sums_layers_and_windows(tmp_path, text, backend):
 
 @long
 def test_show_takes_a_sum_and_a_training_length(here, tmp_path):
-    done = here("show", "rope + alibi", "--length", "32")
+    done = here("show", "rope + alibi:", "--length", "32")
     assert (done.returncode, done.stdout.strip()) == (0, "rope-alibi.png"), done.stderr
     done = here("show", "t5", "--length", "32", "--train-len", "8", "--out", "t.svg")
     assert done.returncode == 0, done.stderr

@@ -276,6 +276,8 @@ def test_a_pass_is_of_one_shape(change, message):
 def test_tokens_must_be_a_record():
     with pytest.raises(TypeError, match=r"tokens must be posenc\.Tokens, got Tensor"):
         posenc_torch.Positions(EACH["alibi"], 1).bind(torch.arange(3))
+    with pytest.raises(TypeError, match="no keyword 'is_causal': say causal="):
+        posenc_torch.Positions(EACH["alibi"], 1).bind(is_causal=True)
 
 
 @long
