@@ -48,7 +48,14 @@ from posenc.attn.bias_forms import (
     visible_by_distance,
 )
 from posenc.attn.blocks import Range, block_ranges, visible_between, visible_blocks
-from posenc.attn.bound import LayerFacts, PassState, arguments_of_pass, tokens_to_embed
+from posenc.attn.bound import (
+    LayerFacts,
+    PassState,
+    arguments_of_pass,
+    tokens_to_embed,
+    transformed_keys,
+    with_hidden,
+)
 from posenc.attn.call import Call, visible_pairs, visible_tokens
 from posenc.attn.channel_decay import ChannelDecay, has_channel_decay
 from posenc.attn.embedding_only import attention_part
@@ -214,6 +221,7 @@ __all__ = [
     "summed_features",
     "tile_views",
     "tokens_to_embed",
+    "transformed_keys",
     "visible",
     "visible_between",
     "visible_blocks",
@@ -222,6 +230,7 @@ __all__ = [
     "visible_tokens",
     "why_not_by_rows",
     "why_not_foldable",
+    "with_hidden",
     "working_dtype",
     "zero_fully_masked",
     "zero_unless",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,16 +10,16 @@ import jax.extend.core
 import jax.numpy as jnp
 from jax import Array
 
-from posenc import Tokens, rotary, transform
 from posenc.backend import (
     Arguments,
-    Hook,
     LayerFacts,
     PassState,
     Shared,
     attention_part,
     reads_hidden,
     tokens_to_embed,
+    transformed_keys,
+    with_hidden,
 )
 from posenc_jax.api import attend_in_pass
 
@@ -122,7 +121,8 @@ class Attend:
             ``(B, Q, H, D)``, ``(B, K, Hk, D)``, ``(B, K, Hk, Dv)``.
         x
             Hidden states ``(B, K, C)`` of the keys' tokens, of which the queries' are the last;
-            only a scheme whose features read them has a use for them.
+            only a scheme whose features read them has a use for them. If it reads those of the
+            queries, positions that say otherwise are an error where they can be read.
         bias, softcap, scale, k_transformed, return_lse
             As in ``posenc_jax.attention``.
         """
@@ -141,10 +141,7 @@ class Attend:
                 return run(q, k, v)
         given = bound.given
         if x is not None:
-            given = given._replace(tokens=replace(given.of_keys, x=x))
-            if given.queries is not None and given.queries.x is None:
-                newest = x[:, x.shape[1] - q.shape[1] :]
-                given = given._replace(queries=replace(given.queries, x=newest))
+            given = with_hidden(given, x, q.shape[1], position.scheme, jnp)
         given = given._replace(
             window=position.window if given.window is ... else given.window, bias=bias,
             softcap=softcap, scale=scale, k_transformed=k_transformed, return_lse=return_lse,
@@ -162,29 +159,9 @@ class Attend:
 
         Then call with ``k_transformed=True``.
         """
-        position, given = self._position, self._bound.given
-        scheme, params = attention_part(position.scheme, position.params)
-        side = given.of_keys if given.queries is None else given.of_queries
-        if side.pos is None:
-            name = "tokens" if given.queries is None else "queries"
-            raise ValueError(f"{name}.pos is missing: a pass that fills a cache needs positions")
-        if Hook.REGIONS in scheme.hooks():
-            raise ValueError(
-                f"{type(scheme).__name__} transforms keys in several ways; cache raw keys"
-            )
-        own = Tokens(jnp.asarray(side.pos), places=side.places)
-        if given.queries is None and own.pos.shape[-1] != k.shape[1]:
-            own = own[-k.shape[1] :]
-        shared, made = self._shared, None
-        if Hook.ROTARY in scheme.hooks():
-            made = shared.of_pass.once(
-                ("rotary", shared.rotary_key, "query", str(k.dtype)),
-                lambda: rotary(scheme, own, params, dtype=k.dtype, xp=jnp),
-            )
-        turned = transform(
-            scheme, jnp.swapaxes(k, 1, 2), own.pos, role="key", params=params, places=own.places,
-            rotary=made, xp=jnp,
-        )  # fmt: skip
+        scheme, params = attention_part(self._position.scheme, self._position.params)
+        k = jnp.swapaxes(k, 1, 2)
+        turned = transformed_keys(k, scheme, params, self._bound.given, self._shared, jnp)
         return jnp.swapaxes(turned, 1, 2)
 
     @property

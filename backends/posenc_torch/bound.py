@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import array_api_compat.torch as xp
 import torch
 from torch import Tensor
 
-import posenc
 from posenc import Tokens
 from posenc.backend import (
     Arguments,
-    Hook,
     LayerFacts,
     LayerPlan,
     Made,
@@ -25,6 +24,8 @@ from posenc.backend import (
     attention_part,
     reads_hidden,
     tokens_to_embed,
+    transformed_keys,
+    with_hidden,
 )
 from posenc_torch.api import attend_in_pass, autocast_dtype
 from posenc_torch.tracing import is_traced, is_transformed
@@ -150,7 +151,8 @@ class Attend:
             ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``.
         x
             Hidden states ``(B, K, C)`` of the keys' tokens, of which the queries' are the last;
-            only a scheme whose features read them has a use for them.
+            only a scheme whose features read them has a use for them. If it reads those of the
+            queries, positions that say otherwise are an error where they can be read.
         bias, softcap, scale, k_transformed, return_lse
             As in ``posenc_torch.attention``.
         """
@@ -173,30 +175,8 @@ class Attend:
         Then call with ``k_transformed=True``.
         """
         scheme, params = attention_part(self.position.scheme, self.position.params)
-        given, length = self._bound.given, k.shape[2]
-        side = given.of_keys if given.queries is None else given.queries
-        pos = side.pos
-        if pos is None:
-            name = "tokens" if given.queries is None else "queries"
-            raise ValueError(f"{name}.pos is missing: a pass that fills a cache needs positions")
-        if Hook.REGIONS in scheme.hooks():
-            raise ValueError(
-                f"{type(scheme).__name__} transforms keys in several ways; cache raw keys"
-            )
-        places = side.places
-        if given.queries is None and pos.shape[-1] != length:
-            own = Tokens(pos, places=places)[-length:]
-            pos, places = own.pos, own.places
-        rotary = None
-        if Hook.ROTARY in scheme.hooks() and not is_alone():
-            shared = self._of_layer()
-            rotary = shared.of_pass.once(
-                ("rotary", shared.rotary_key, "query", str(k.dtype)),
-                lambda: posenc.rotary(scheme, Tokens(pos, places=places), params, dtype=k.dtype),
-            )
-        turned: Tensor = posenc.transform(
-            scheme, k, pos, role="key", params=params, places=places, rotary=rotary
-        )
+        shared = None if is_alone() else self._of_layer()
+        turned: Tensor = transformed_keys(k, scheme, params, self._bound.given, shared, xp)
         return turned
 
     def _of_layer(self) -> Shared:
@@ -224,10 +204,7 @@ class Attend:
         """The arguments of attention after the vectors."""
         bound, position, given = self._bound, self.position, self._bound.given
         if x is not None and self._reads_hidden:
-            given = given._replace(tokens=replace(given.of_keys, x=x))
-            if given.queries is not None and given.queries.x is None:
-                newest = x[:, x.shape[1] - q.shape[2] :]
-                given = given._replace(queries=replace(given.queries, x=newest))
+            given = with_hidden(given, x, q.shape[2], position.scheme, xp)
         window = position.window if given.window is ... else given.window
         given = given._replace(
             window=window, bias=bias, softcap=softcap, scale=scale, k_transformed=k_transformed,

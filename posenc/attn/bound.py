@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from posenc.apply.feature_needs import by_role
+from posenc.apply.transform import rotary, transform
 from posenc.attn.arguments import Arguments
 from posenc.attn.shared import Made, Shared
-from posenc.contract.protocol import PositionScheme
+from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
 from posenc.contract.tokens import Tokens
 from posenc.layers import LayerPlan
+from posenc.positions.integers import concrete_values
 
 
 class LayerFacts(NamedTuple):
@@ -123,3 +129,78 @@ def tokens_to_embed(given: Arguments, length: int) -> Tokens:
     if pos is not None and pos.shape[-1] != length and given.queries is None:
         pos = pos[..., -length:]
     return Tokens(pos)
+
+
+def with_hidden(
+    given: Arguments, x: Array, q_len: int, scheme: PositionScheme, xp: Namespace
+) -> Arguments:
+    """The arguments of a layer with the hidden states ``x (B, K, C)`` of its keys' tokens.
+
+    The queries' tokens are the last of them, unless the queries have hidden states of their own.
+
+    Raises
+    ------
+    ValueError
+        A scheme reads those of the queries, whose positions are not the last ones.
+    """
+    keys, queries = given.of_keys, given.queries
+    given = given._replace(tokens=replace(keys, x=x))
+    if queries is None or queries.x is not None:
+        return given
+    if by_role(scheme.feature_specs(), "hidden")["query"] and not _may_be_last(queries, keys, xp):
+        raise ValueError(
+            f"x: {type(scheme).__name__} reads hidden states of the queries' tokens, and "
+            "queries.pos are not the last of tokens.pos: call positions[layer].attend with "
+            "tokens=Tokens(..., x=...) and queries=Tokens(..., x=...)"
+        )
+    return given._replace(queries=replace(queries, x=x[:, x.shape[1] - q_len :]))
+
+
+def _may_be_last(queries: Tokens, keys: Tokens, xp: Namespace) -> bool:
+    """Whether the queries may be the last of the keys' tokens, by positions that can be read."""
+    if queries.pos is None or keys.pos is None:
+        return True  # attention takes both or none
+    own, every = concrete_values(queries.pos, xp), concrete_values(keys.pos, xp)
+    if own is None or every is None or own.shape[-1] > every.shape[-1]:
+        return True  # which cannot be told here, or is told later
+    last = every[..., every.shape[-1] - own.shape[-1] :]
+    if own.ndim == last.ndim == 2 and len(own) != len(last) and 1 not in (len(own), len(last)):
+        return True  # batches that do not fit, as attention says
+    return bool(np.all(own == last))
+
+
+def transformed_keys(
+    k: Array,
+    scheme: PositionScheme,
+    params: Mapping[str, Array] | None,
+    given: Arguments,
+    shared: Shared | None,
+    xp: Namespace,
+) -> Array:
+    """Keys ``(B, Hk, L, D)`` of the queries' tokens of a pass, transformed, for a cache."""
+    own = given.of_keys if given.queries is None else given.queries
+    if own.pos is None:
+        name = "tokens" if given.queries is None else "queries"
+        raise ValueError(f"{name}.pos is missing: a pass that fills a cache needs positions")
+    if Hook.REGIONS in scheme.hooks():
+        raise ValueError(f"{type(scheme).__name__} transforms keys in several ways; cache raw keys")
+    length = k.shape[2]
+    own = Tokens(own.pos, places=own.places)
+    if given.queries is None and own.pos.shape[-1] != length:
+        own = own[-length:]
+    made = None
+    if Hook.ROTARY in scheme.hooks() and shared is not None:
+        made = shared.of_pass.once(
+            ("rotary", shared.rotary_key, "query", str(k.dtype), length),
+            lambda: rotary(scheme, own, params, dtype=k.dtype, xp=xp),
+        )
+    try:
+        return transform(
+            scheme, k, own.pos, role="key", params=params, places=own.places, rotary=made, xp=xp
+        )
+    except KeyError as error:  # a feature, which is of a layer's hidden states or vectors
+        raise ValueError(
+            f"{type(scheme).__name__} transforms keys by features of their tokens, which a pass "
+            "does not know before attention: posenc.features computes them, and "
+            "posenc.transform(..., features=...) takes them"
+        ) from error

@@ -253,7 +253,7 @@ def _rotary_of_pass(
     def made(side: Tokens, role: str, dtype: Any) -> Rotary | None:
         tokens = Tokens(side.pos, places=side.places)
         return shared.of_pass.once(
-            ("rotary", shared.rotary_key, role, str(dtype)),
+            ("rotary", shared.rotary_key, role, str(dtype), side.pos.shape[-1]),
             lambda: rotary(scheme, tokens, params, dtype=dtype, xp=xp),
         )
 

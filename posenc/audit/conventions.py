@@ -113,11 +113,13 @@ def ask(f: Callable[..., Any], question: Question, arrays: Framework, dtype: str
     leaves = leaves_of(question)
     with arrays.precision_scope([dtype]):
         native = {name: _array(arrays, value, dtype) for name, value in leaves.items()}
-        before = {name: np.array(arrays.host(a)) for name, a in native.items()}
-        found = _call(f, question, arrays, native)
+        first, named = arguments(f, question, arrays, native)
+        given = _arrays_of(f, first, named)
+        before = {name: np.array(arrays.host(a)) for name, a in given.items()}
+        found = _result(f, question, first, named)
         values, result_dtype = _checked(found, question, arrays)
         changed = tuple(
-            name for name, a in native.items() if not np.array_equal(arrays.host(a), before[name])
+            name for name, a in given.items() if not np.array_equal(arrays.host(a), before[name])
         )
     if question.vectors and result_dtype != dtype:
         raise NotCalledError(
@@ -132,7 +134,7 @@ def gradients(
     """Gradients of ``sum(d_out * f(...))`` by vectors and learned arrays, by name."""
 
     def run(native: Mapping[str, Any]) -> Any:
-        return _call(f, question, arrays, native)
+        return _result(f, question, *arguments(f, question, arrays, native))
 
     return pulled(run, leaves_of(question), arrays, dtype, d_out)
 
@@ -174,10 +176,19 @@ def _array(arrays: Framework, value: Host, dtype: str) -> Any:
     return arrays.array(value, dtype)
 
 
-def _call(
-    f: Callable[..., Any], question: Question, arrays: Framework, native: Mapping[str, Any]
+def _arrays_of(
+    f: Callable[..., Any], first: Sequence[Any], named: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arrays among the arguments of ``f``, under the names of its parameters."""
+    own = list(parameters_of(f))
+    names = own if len(own) >= len(first) else [str(n + 1) for n in range(len(first))]
+    given = {**dict(zip(names, first, strict=False)), **named}
+    return {name: value for name, value in given.items() if hasattr(value, "shape")}
+
+
+def _result(
+    f: Callable[..., Any], question: Question, first: Sequence[Any], named: Mapping[str, Any]
 ) -> Any:
-    first, named = arguments(f, question, arrays, native)
     try:
         found = f(*first, **named)
     except (NotCalledError, CannotExpressError):

@@ -387,13 +387,18 @@ def test_an_audit_that_asks_nothing_is_no_success():
     assert exit_status(audit(own, "ci")) == 2
 
 
-def test_a_function_that_writes_to_its_argument_is_told():
-    def writes(x, pos):
-        x[...] = right_half(x, pos)
-        return x
+@pytest.mark.parametrize("name", ["x", "position_ids"])
+def test_a_function_that_writes_to_its_argument_is_told(name):
+    def writes(x, position_ids):
+        found = right_half(x, position_ids)
+        if name == "x":
+            x[...] = found
+        else:
+            position_ids += 1
+        return found
 
     records = audit(candidate_of(writes, "rope"), "ci")
-    assert any("changes its argument x in place" in record.message for record in records)
+    assert any(f"changes its argument {name} in place" in record.message for record in records)
 
 
 def test_sizes_of_a_scheme_are_the_only_ones():

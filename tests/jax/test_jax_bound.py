@@ -9,7 +9,7 @@ from sample import long, some
 import posenc
 from posenc import Tokens
 from posenc.apply.feature_needs import reads_hidden
-from posenc.schemes import FoX, LearnedRoPE
+from posenc.schemes import FoX, Inkling, LearnedRoPE
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
@@ -148,6 +148,19 @@ def test_decoding_with_keys_that_a_cache_holds_transformed():
         keys = [before[layer].transform_keys(k[:, :8]), bound[layer].transform_keys(k[:, 8:])]
         out = bound[layer](q[:, 8:], jnp.concatenate(keys, 1), v, k_transformed=True)
         np.testing.assert_allclose(out, whole[layer][:, 8:], rtol=1e-5, atol=1e-5)
+
+
+def test_hidden_states_of_queries_are_those_of_the_last_tokens():
+    (q, k, v, x), *_ = vectors()
+    for scheme, at in (("fox", 2), ("inkling", LENGTH - 1)):
+        positions, where = of(EACH.get(scheme) or Inkling(HEADS, 16)), jnp.asarray([at])
+        whole = positions[0].attend(q, k, v, causal=True, tokens=Tokens(x=x))
+        bound = positions.bind(Tokens(jnp.arange(LENGTH)), Tokens(where), causal=True)
+        out = bound[0](q[:, where], k, v, x=x)
+        np.testing.assert_allclose(out, whole[:, where], rtol=1e-5, atol=1e-5)
+    bound = positions.bind(Tokens(jnp.arange(LENGTH)), Tokens(where - 1), causal=True)
+    with pytest.raises(ValueError, match=r"queries\.pos are not the last of tokens\.pos"):
+        bound[0](q[:, :1], k, v, x=x)
 
 
 def test_a_pass_is_of_one_shape():

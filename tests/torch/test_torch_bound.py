@@ -11,7 +11,7 @@ from sample import long, some
 import posenc
 from posenc import Tokens
 from posenc.apply.feature_needs import reads_hidden
-from posenc.schemes import FoX, LearnedRoPE, Sink, Sum
+from posenc.schemes import FoX, Inkling, LearnedRoPE, RePo, Sink, Sum
 
 torch = pytest.importorskip("torch")
 import posenc_torch  # noqa: E402
@@ -184,6 +184,42 @@ def test_decoding_with_keys_that_a_cache_holds_transformed(name):
                 cached[layer] = torch.cat([cached[layer], new], dim=2)
             out = attend(q[:, :, start:end], cached[layer], v[:, :, :end], k_transformed=True)
             torch.testing.assert_close(out, whole[layer][:, :, start:end])
+
+
+def test_keys_of_a_cache_may_have_several_lengths():
+    bound = posenc_torch.Positions(EACH["rope"], 1).bind(Tokens(torch.arange(9)), causal=True)
+    keys = torch.randn(1, 1, 4, DIM)
+    last = bound[0].transform_keys(keys[:, :, -1:])
+    assert torch.equal(bound[0].transform_keys(keys)[:, :, -1:], last)
+
+
+def test_keys_that_turn_by_features_are_refused():
+    bound = posenc_torch.Positions(RePo(HEADS, DIM, 16), 1).bind(Tokens(torch.arange(4)))
+    with pytest.raises(ValueError, match="RePo transforms keys by features of their tokens"):
+        bound[0].transform_keys(torch.randn(1, HEADS, 4, DIM))
+
+
+@pytest.mark.parametrize("scheme", [Inkling(HEADS, 16), FoX(HEADS, 16)], ids=["own", "sums"])
+def test_hidden_states_of_queries_are_those_of_the_last_tokens(scheme):
+    """Or of none that is known, where a scheme reads more than sums over keys."""
+    positions = posenc_torch.Positions(scheme, 1)
+    torch.nn.init.normal_(next(positions.parameters()))
+    (layer,), keys = vectors(1), Tokens(torch.arange(LENGTH))
+    (whole,), (q, k, v, x) = alone(positions, [layer]), layer
+
+    def at(pos):
+        bound = positions.bind(keys, Tokens(torch.tensor(pos)), causal=True)
+        return bound[0](q[:, :, pos], k, v, x=x)
+
+    for pos in ([LENGTH - 2, LENGTH - 1], [2], [LENGTH - 1, LENGTH - 2]):
+        if pos[-1] == LENGTH - 1 or isinstance(scheme, FoX):
+            torch.testing.assert_close(at(pos), whole[:, :, pos])
+            continue
+        with pytest.raises(ValueError, match=r"queries\.pos are not the last of tokens\.pos"):
+            at(pos)
+    three = Tokens(torch.arange(LENGTH).expand(3, -1))
+    with pytest.raises(ValueError, match=r"tokens\.pos has batch 3, k has 2"):
+        positions.bind(three, Tokens(three.pos[:2]))[0](q, k, v, x=x)
 
 
 def test_embeddings_are_added_at_the_positions_of_the_queries():
