@@ -23,7 +23,7 @@ from posenc.probe.cost import duration, estimate
 from posenc.probe.kept import Kept
 from posenc.probe.measures import Setting, rate
 from posenc.probe.passkey import Source, Symbols, Words
-from posenc.probe.pieces import Piece, Probe, carry_out, kept, make_folder
+from posenc.probe.pieces import FOLDER, Piece, Probe, carry_out, kept, make_folder
 from posenc.probe.schemes import about, scheme_of, taken
 from posenc.probe.text import Text, read
 from posenc.study.identity import posenc_digest
@@ -98,7 +98,7 @@ def run(options: dict[str, Any]) -> int:
     facts = {**model.facts(), "posenc": _code(model)}
     rows = {UNTOUCHED: None} | {label: about(scheme) for label, scheme in schemes.items()}
     probe = Probe(rows, text, source, setting, facts)
-    folder = make_folder(out)
+    folder = out / FOLDER if options["dry_run"] else make_folder(out)
     records = kept(probe.pieces(), folder)
     have = {record["run"] for record in records}
     missing = [piece for piece in probe.pieces() if piece.run not in have]
