@@ -46,7 +46,8 @@ class Declared:
                 )
         cls._checks = {**cls._checks, **checks_of(cls)}
         if "paper" in facts and cls.__doc__:
-            cls.__doc__ = f"{cls.__doc__.rstrip()}\n\n    {facts['paper']}.\n"
+            # Without the indentation of the source, which Python 3.13 removes and others keep.
+            cls.__doc__ = f"{inspect.cleandoc(cls.__doc__)}\n\n{facts['paper']}.\n"
         if "__post_init__" in vars(cls):
             cls.__post_init__ = _after_checks(vars(cls)["__post_init__"])  # type: ignore[method-assign]
 

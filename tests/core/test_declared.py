@@ -12,6 +12,7 @@ import pytest
 import posenc
 from posenc import FeatureSpec, PositionScheme
 from posenc.apply.feature_needs import lookback, reads_features, reads_hidden, summed_features
+from posenc.cli.pages import docstring_texts
 from posenc.contract.fields import Count, Distance, Finite, Positive
 from posenc.contract.protocol import Hook
 from posenc.schemes import DAPE, FoX, Inkling, LogScale, ReRoPE, Scaling, Sum, Wrapper
@@ -27,6 +28,19 @@ def test_facts_are_attributes_that_subclasses_inherit():
     assert (Nearer.relative, Nearer.shared, Nearer.paper) == (True, True, "Doe 2026")
     assert (Near.shared, PositionScheme.relative) == (False, False)
     assert inspect.getdoc(Near) == "Near.\n\nDoe 2026."
+
+
+@pytest.mark.parametrize("indent", ["", "    "], ids=["3.13", "3.11"])
+def test_the_paper_is_a_paragraph_after_the_parameters(indent):
+    """Compilers since Python 3.13 remove a docstring's indentation."""
+    lines = "Far.", "", "Parameters", "----------", "reach", "    How far."
+    text = "\n".join(lines[:1] + tuple((indent + line).rstrip() for line in lines[1:]))
+
+    class Far(PositionScheme, relative=True, paper="Doe 2026"):
+        __doc__ = text
+
+    assert docstring_texts(Far)["reach"] == "How far."
+    assert inspect.getdoc(Far).endswith("\n\nDoe 2026.")
 
 
 def test_a_fact_may_follow_from_fields():

@@ -121,6 +121,7 @@ def test_numpy_arrays_that_nobody_may_write_to(framework, implementation):
     tensors = {n: framework.array(normal((2, 2, 3, 4), i), "float32") for i, n in enumerate("qkv")}
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch warns of a view on such an array
+        warnings.filterwarnings("ignore", "Guards may run slower on Python 3.13.0")
         options = {"scheme": scheme, "params": params, "tokens": Tokens(pos=pos)}
         with framework.precision_scope(["float32"]):
             out = framework.attend(implementation, tensors, **options)
