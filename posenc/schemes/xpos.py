@@ -35,8 +35,9 @@ class XPos(PositionScheme, paper="Sun et al. 2022, arXiv 2212.10554"):
     ``|pos - center| <= 40 scale_base / ln(1 / zeta_0)``, which is 16,347 positions at the default
     ``scale_base``. Farther away, the factors of pair 0 no longer change, then those of pair 1, and
     so on: these pairs rotate without decay. Two tokens on the same side of the centre are then
-    scored too high, and everything stays finite. In float16 keys are infinite beyond 65504, from
-    about ``11 scale_base / 1.25 = 4,500`` positions after the centre on.
+    scored too high, and everything stays finite, but for float16, which ends at 65504: about
+    ``11 scale_base / 1.25 = 4,500`` positions before the centre queries are infinite, and as far
+    after it keys. Results are then NaN wherever transformed vectors are kept in float16.
 
     ``center=None``: scores are those of the formula at any positions, in any dtype. Factors are
     taken between query and key, so ``chunked`` and the reference alone compute it. Keys after the
