@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from posenc.apply.feature_needs import by_role
+from posenc.apply.feature_needs import by_role, has_features
 from posenc.apply.transform import rotary, transform
 from posenc.attn.arguments import Arguments
 from posenc.attn.shared import Made, Shared
@@ -198,7 +198,10 @@ def transformed_keys(
         return transform(
             scheme, k, own.pos, role="key", params=params, places=own.places, rotary=made, xp=xp
         )
-    except KeyError as error:  # a feature, which is of a layer's hidden states or vectors
+    except KeyError as error:
+        if not has_features(scheme):
+            raise
+        # Features are of a layer's hidden states or vectors.
         raise ValueError(
             f"{type(scheme).__name__} transforms keys by features of their tokens, which a pass "
             "does not know before attention: posenc.features computes them, and "

@@ -120,7 +120,7 @@ def test_the_table_of_facts_is_that_of_the_records(atlas, monkeypatch):
                          "RoPE loses associations": "rope",
                          "Inkling learns associations": "inkling"}),
         ("flip_flop", {"FoX, CABLE and Wall": "fox", "RoPE loses flip-flops": "rope",
-                       "ALiBi makes no errors": "alibi", "without positions": "nope"}),
+                       "ALiBi makes hardly any errors": "alibi", "without positions": "nope"}),
         ("passkey", {"a passkey needs no positions": "nope", "RoPE loses the passkey": "rope",
                      "AxialRoPE": "axial_rope"}),
         ("state_tracking", {"PaTH": "path", "Selective RoPE tracks": "selective_rope",
