@@ -57,7 +57,17 @@ def test_snippets_of_pages_run(page, block, tmp_path, monkeypatch):
         there = require(name) if name in ("torch", "jax") else find_spec(name)
         if not there:
             pytest.skip(f"not installed: {name}")
+    if '"folder"' in block:
+        a_model_in("folder")
     exec(compile(block, page, "exec"), {"__name__": "page"})
+
+
+def a_model_in(folder):
+    """A reader's own checkpoint: a small Llama."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 16}
+    LlamaForCausalLM(LlamaConfig(num_attention_heads=4, **sizes)).save_pretrained(folder)
 
 
 def public_modules():
