@@ -2,8 +2,9 @@
 
 =========================================================  ======================================
 ``python docs/atlas.py``                                   the page and its picture, nothing else
-``python docs/atlas.py --task text passkey``               every scheme of the catalogue first,
-                                                           three seeds, where none is stored
+``python docs/atlas.py --task text passkey``               every scheme of the catalogue, three
+                                                           seeds; five of a scheme that solves the
+                                                           task with some seeds and not with others
 ``python docs/atlas.py --task copy --schemes t5 --seeds 5``  two more seeds of one scheme
 ``python docs/atlas.py --add FOLDER...``                   a finished ``posenc compare``
 =========================================================  ======================================
@@ -52,6 +53,10 @@ def main() -> None:
     parser.add_argument("--task", nargs="+", default=[], help="tasks to compute; text is one")
     parser.add_argument("--schemes", nargs="+", default=["all"], help="default: the catalogue")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, 0 .. N - 1")
+    parser.add_argument(
+        "--mixed-seeds", type=int, default=5,
+        help="seeds of a scheme that solves a task with some of them only; default: %(default)s",
+    )  # fmt: skip
     parser.add_argument("--workers", type=int, default=0, help="processes; default: one per core")
     parser.add_argument("--scheduler", default="", help="of Dask, as for posenc compare")
     parser.add_argument("--out", default="posenc-atlas", help="folder of runs in progress")
@@ -60,15 +65,26 @@ def main() -> None:
     for folder in options.add:
         add_folder(folder)
     for task in options.task:
-        run(task, options)
+        run(task, options.schemes, options.seeds, options)
+        if schemes := mixed(task, options.schemes):
+            run(task, schemes, options.mixed_seeds, options)
     FOLDER.mkdir(exist_ok=True)
     atlas_page.write(HERE, stored())
 
 
-def run(task: str, options: argparse.Namespace) -> None:
+def mixed(task: str, schemes: Iterable[str]) -> list[str]:
+    """Those of the schemes that solve the task with some seeds and not with others."""
+    solved: dict[str, set[bool]] = {}
+    for record in load(task):
+        if record["status"] == "ok" and "solved" in record:
+            solved.setdefault(record["scheme"], set()).add(record["solved"] is not None)
+    return [name for name in Study(schemes=tuple(schemes)).labels if len(solved.get(name, ())) > 1]
+
+
+def run(task: str, schemes: Iterable[str], seeds: int, options: argparse.Namespace) -> None:
     """Compute the runs of a task that have no record, and add their records."""
     study = Study(
-        task=(task,), schemes=tuple(options.schemes), seeds=options.seeds, backend=BACKEND,
+        task=(task,), schemes=tuple(schemes), seeds=seeds, backend=BACKEND,
         workers=options.workers, scheduler=options.scheduler,
         out=f"{options.out}/{file_name(task)}",
     )  # fmt: skip

@@ -85,6 +85,20 @@ def test_the_same_records_give_the_same_file(atlas):
     assert path.read_bytes() == before
 
 
+def test_a_scheme_that_some_seeds_solve_gets_more_seeds(atlas, monkeypatch):
+    solved = {"alibi": [40, None, 40], "rope": [40, 60, 80], "t5": [None, None, None]}
+    records = [
+        record(name, n, solved=at) for name, each in solved.items() for n, at in enumerate(each)
+    ]
+    atlas.add([*records, record("nope", 0, solved=9), record("nope", 1, "failed")], "one")
+    ran = []
+    monkeypatch.setattr(atlas, "run", lambda task, schemes, seeds, _: ran.append((schemes, seeds)))
+    monkeypatch.setattr(atlas.atlas_page, "write", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["atlas.py", "--task", "majority"])
+    atlas.main()
+    assert ran == [(["all"], 3), (["alibi"], 5)]
+
+
 def test_every_stored_record_is_on_the_page(atlas, monkeypatch):
     monkeypatch.setattr(atlas, "FOLDER", DOCS / "atlas")
     found = atlas.stored()
