@@ -44,7 +44,8 @@ class Text:
         tokens = np.asanyarray(self.tokens)
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise ValueError(
-                f"tokens must be integers (n,), got {tokens.dtype} of shape {tokens.shape}"
+                f"text: {self.name} must be integers (n,), got {tokens.dtype} of shape "
+                f"{tokens.shape}"
             )
         if self.lengths is not None and self.lengths.shape != tokens.shape:
             raise ValueError(

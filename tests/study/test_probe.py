@@ -221,6 +221,9 @@ def test_token_ids_in_files(tmp_path):
     assert read([tmp_path / "a.npy"], None, vocabulary=9).tokens.tolist() == ids.tolist()
     assert read([tmp_path / "b.bin"], None, vocabulary=10**5).tokens.tolist() == ids.tolist()
     assert read([tmp_path / "c.bin"], None, vocabulary=9).tokens.tolist() == [1, 2]
+    np.save(tmp_path / "floats.npy", [0.5])
+    with pytest.raises(ValueError, match=r"text: floats\.npy must be integers \(n,\), got float64"):
+        read([tmp_path / "floats.npy"], None, vocabulary=9)
     (tmp_path / "odd.bin").write_bytes(b"abc")
     (tmp_path / "latin.txt").write_bytes(b"\xe4")
     with pytest.raises(ValueError, match="3 bytes"):
