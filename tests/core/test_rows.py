@@ -70,6 +70,39 @@ def test_some_queries_at_a_time_are_all_queries(route, subject, call):
         assert_near(own[name], gradient, factor * ATTENTION_TOL["float32"], name)
 
 
+@pytest.mark.skipif(not HAS["jax"], reason="JAX is not installed")
+def test_later_keys_are_left_out_by_jax_too(monkeypatch):
+    """Two ranges of 18 and 17 queries, the last ones of 38 tokens, in blocks of 4."""
+    jax, posenc_jax, blocks, rows = (
+        importlib.import_module(name)
+        for name in ("jax", "posenc_jax", "posenc_jax.chunked.blocks", "posenc_jax.chunked.rows")
+    )
+    scheme = posenc.make("cope", head_dim=8, init_std=0.5)
+    q, k = normal((2, 35, 4, 8), 0, "float32"), normal((2, 38, 2, 8), 1, "float32")
+    params, seen = posenc.init_params(scheme), []
+    whole = rows._by_blocks
+    monkeypatch.setattr(
+        rows, "_by_blocks", lambda call, n: seen.append(call.k.shape[2]) or whole(call, n)
+    )
+
+    def loss(vectors, implementation):
+        q, k, params = vectors
+        out = posenc_jax.attention(
+            q, k, k, scheme, params, causal=True, implementation=implementation
+        )
+        return (out**2).sum(), out
+
+    with blocks.block_size(4):
+        some, every = (
+            jax.value_and_grad(loss, has_aux=True)((q, k, params), name)
+            for name in ("chunked", "reference")
+        )
+    assert set(seen) == {21, 38}
+    for one, other in zip(*map(jax.tree.leaves, (some, every)), strict=True):
+        factor = 2 * REDUCTION_FACTOR  # both are rounded; sums over all pairs
+        assert_near(one, np.asarray(other, np.float64), factor * ATTENTION_TOL["float32"])
+
+
 @long
 def test_half_precision_is_rounded_once():
     """Scores, and the gradients of keys that blocks add up, are in the working dtype."""

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from posenc.backend import Call, Tokens, dense, queries_of
+from posenc.backend import Call, Tokens, dense, of_queries, queries_of
 from posenc_jax.chunked.blocks import join_blocks, most_queries, split_blocks
 from posenc_jax.chunked.loops import map_blocks
 from posenc_jax.trees import make_varying
 
 _SCORES, _ON_A_DEVICE = 2**19, 2**24  # at a time; on a CPU they stay in a cache
+_RANGES, _BLOCKS = 4, 4  # of queries, at most; and how many blocks each has at least
 
 
 def by_rows(call: Call) -> tuple[Array, Array]:
@@ -30,13 +31,36 @@ def by_rows(call: Call) -> tuple[Array, Array]:
     size = queries_of(call, scores, most=most_queries())
     if size == q.shape[2]:
         return _definition(call)
+    ranges = [of_queries(call, queries) for queries in _ranges(call, size)]
+    found = [_by_blocks(part, queries_of(part, scores, most=most_queries())) for part in ranges]
+    out, lse = (jnp.concat(parts, axis=2) for parts in zip(*found, strict=True))
+    return out, lse
+
+
+def _ranges(call: Call, size: int) -> list[slice]:
+    """Queries that leave out the same later keys under a causal mask.
+
+    ``n`` ranges have ``(n + 1) / (2 n)`` of all scores. Each is compiled by itself.
+    """
+    q_len, count = call.q.shape[2], 1
+    if call.causal and call.in_order:
+        count = max(1, min(_RANGES, q_len // (_BLOCKS * size)))
+    width = -(-q_len // count)
+    return [slice(start, min(start + width, q_len)) for start in range(0, q_len, width)]
+
+
+def _by_blocks(call: Call, size: int) -> tuple[Array, Array]:
+    if size == call.q.shape[2]:
+        return _definition(call)
     # What decides the program, and may be compared: so that it is compiled once.
     none: Any = None
     static = replace(
         call, q=none, k=none, v=none, arrays=none, query=none, key=none, extra_bias=None,
         sink=None, regions=(), shared=None, mask=replace(call.mask, array=None), aligned=False,
     )  # fmt: skip
-    sides = (q, call.query, call.mask.array, call.extra_bias), (k, v, call.key)
+    sides = (
+        (call.q, call.query, call.mask.array, call.extra_bias), (call.k, call.v, call.key)
+    )  # fmt: skip
     attend = _compiled if _is_hashable(static) else _some_at_a_time
     out, lse = attend(static, size, *sides, call.arrays)
     return out, lse
