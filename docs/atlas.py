@@ -2,12 +2,12 @@
 
 =========================================================  ======================================
 ``python docs/atlas.py``                                   the page and its picture, nothing else
-``python docs/atlas.py --task text passkey``               every scheme of the catalogue, three
-                                                           seeds; five of a scheme that solves the
-                                                           task with some seeds and not with others
+``python docs/atlas.py --task text passkey``               every scheme of the catalogue
 ``python docs/atlas.py --task copy --schemes t5 --seeds 5``  two more seeds of one scheme
 ``python docs/atlas.py --add FOLDER...``                   a finished ``posenc compare``
 =========================================================  ======================================
+
+Each scheme gets three seeds, and five where it solves the task with some of them only.
 
 Records lie in docs/atlas, one file for each task, JSON Lines compressed by xz. A record is never
 computed twice: another seed, scheme or task adds rows. It must have the task's own settings and the

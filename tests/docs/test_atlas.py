@@ -137,6 +137,7 @@ def test_the_table_of_facts_is_that_of_the_records(atlas, monkeypatch):
                        "ALiBi makes hardly any errors": "alibi", "without positions": "nope"}),
         ("passkey", {"a passkey needs no positions": "nope", "RoPE loses the passkey": "rope",
                      "AxialRoPE": "axial_rope"}),
+        ("majority", {"majority needs no positions": "nope", "majority is not learned": "tra"}),
         ("state_tracking", {"PaTH": "path", "Selective RoPE tracks": "selective_rope",
                             "TRA": "tra"}),
     ],
@@ -148,3 +149,17 @@ def test_numbers_in_the_text_are_those_of_the_records(task, begins, atlas, monke
     for begin, scheme in begins.items():
         pair = re.search(rf"^\| {begin}\b[^|]*?(\d?\.\d\d → \d?\.\d\d)", section, re.MULTILINE)[1]
         assert pair == " → ".join(column.shown(scheme, n) for n in column.lengths), scheme
+
+
+def test_the_seeds_that_learn_a_state_are_those_of_the_records(atlas, monkeypatch):
+    monkeypatch.setattr(atlas, "FOLDER", DOCS / "atlas")
+    column = atlas.atlas_page.Column("state_tracking", atlas.load("state_tracking"))
+    trained = [one for one in column.outcomes.values() if "~" not in one.scheme]
+    every = sum(one.solved == len(one.records) == 3 for one in trained)
+    none = sum(one.solved == 0 for one in trained)
+    some = [one for one in trained if 2 <= one.solved <= 4 and len(one.records) == 5]
+    said = (
+        f"of the {len(trained)} schemes that are trained, {every} learn it with each of three "
+        f"seeds, {none} with none, and {len(some)} with two to four of five"
+    )
+    assert said in PAGE
