@@ -300,6 +300,7 @@ def xpos(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
     D = scheme.head_dim
     zeta = [(MP.mpf(2 * k) + MP.mpf(2) / 5 * D) / (MP.mpf(7) / 5 * D) for k in range(D // 2)]
 
+    @cache  # both of a pair
     def factor(pos: int, zeta: Any) -> Any:
         return MP.power(zeta, MP.mpf(pos) / MP.mpf(scheme.scale_base))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import shutil
@@ -31,6 +32,10 @@ if find_spec("jaxlib") and tuple(map(int, version("jaxlib").split(".")[:2])) < (
 os.environ.setdefault("XLA_FLAGS", " ".join(_QUICKLY_COMPILED))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+# Frameworks and tests are millions of objects that stay. To look through them takes a second, each
+# time that a test or JAX collects garbage.
+gc.disable()
 
 settings.register_profile(
     "posenc",
@@ -98,6 +103,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if others:
         items[:] = [item for item, is_own in zip(items, own, strict=True) if is_own]
         config.hook.pytest_deselected(items=others)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Garbage is collected from now on, of what tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any
 
@@ -35,6 +36,7 @@ from posenc.testing.tokens import RoleTokens
 from posenc.testing.variants import field_variants, sizes_of
 
 _HEADS, _HEAD_DIM, _HIDDEN_DIM = 4, 8, 16
+_MOST_KEPT = 2**13  # numbers of an array: 64 MiB for all
 _MIN_POSITIONS = 20  # laws use up to so many
 _BATCH = 2
 _WIDE_HEAD_DIM = 136  # above 128, and no power of two
@@ -249,8 +251,8 @@ class SchemeCase:
 
     def normal(self, shape: tuple[int, ...], seed: int) -> Host:
         """Independent normal values, read-only, that half precision represents exactly."""
-        values = np.random.default_rng(seed).standard_normal(shape)
-        return readonly(np.round(values * 32) / 32)
+        # Laws ask for the same small ones again and again.
+        return (_kept if math.prod(shape) <= _MOST_KEPT else _normal)(shape, seed)
 
     def tensors(
         self, q_len: int, k_len: int | None = None, *, batch: int = _BATCH, grouped: bool = False
@@ -312,6 +314,14 @@ class SchemeCase:
         """Schemes with one field changed that ``==`` does not compare."""
         for group in field_variants(self.scheme, compared=False):
             yield from islice(group, 1)
+
+
+def _normal(shape: tuple[int, ...], seed: int) -> Host:
+    values = np.random.default_rng(seed).standard_normal(shape)
+    return readonly(np.round(values * 32) / 32)
+
+
+_kept = lru_cache(maxsize=1024)(_normal)
 
 
 def _field_names(scheme: Any) -> set[str]:

@@ -67,7 +67,7 @@ def text(tmp_path):
 
 
 @pytest.mark.parametrize("backend", some(BACKENDS, BACKENDS[-1:], long))
-def test_compare_from_beginning_to_end(tmp_path, text, backend):
+def test_compare_from_beginning_to_end(tmp_path, text, here, backend):
     out = tmp_path / "results"
     arguments = ["compare", *TINY, "--text", text, "--backend", backend, "--out", str(out)]
     arguments += ["--schemes", "alibi,rope", "--seeds", "2", "--workers", "1"]
@@ -90,7 +90,7 @@ def test_compare_from_beginning_to_end(tmp_path, text, backend):
     assert not [path for path in out.rglob("*") if "cache" in path.name]  # nothing to execute
     took = json.loads((out / "study.json").read_text())["wall_seconds"]
     arguments[arguments.index("32") - 1 : arguments.index("32") + 1] = ["16,32"]
-    again = run(*arguments)
+    again = here(*arguments)
     assert "4 of 4 runs are kept from before" in again.stdout
     assert again.returncode == 0
     assert json.loads((out / "study.json").read_text())["wall_seconds"] == took > 0

@@ -74,10 +74,7 @@ EVERY += [("sink", "window", "contiguous"), ("shaw", "segments", "zigzag")]
 EVERY += [("rerope-leaky", "fully-masked", "zigzag")]
 WIDE = [("fading", "segments", "zigzag")]
 # Packed documents, and a sink, which needs the log-sum-exp's gradient.
-QUICK = [
-    ("t5", "segments", "zigzag"),
-    ("sink", "window", "contiguous"),
-]
+QUICK = [("sink", "segments", "zigzag")]
 PARTS = {"quick": (QUICK, []), "rest": ([at for at in EVERY if at not in QUICK], WIDE)}
 
 
