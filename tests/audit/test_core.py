@@ -437,6 +437,11 @@ def test_what_no_fault_explains_is_measured():
         own[7] *= 1.001
         return code.turn_half(x, *code.tables(pos, own))
 
+    def longer(x, pos):
+        out = one_frequency(x, pos)
+        out[..., 7] *= np.where(pos == 0, 1, 1.0005)[:, None]
+        return out
+
     def clipped(num_heads, q_pos, k_pos):
         return np.maximum(right_alibi(num_heads, q_pos, k_pos), -1000)
 
@@ -459,7 +464,12 @@ def test_what_no_fault_explains_is_measured():
 
     for f, label, said in (
         (last_head, "rope", "only head 7 of 8 differs"),
-        (one_frequency, "rope", "1 of 32 pairs turn by other angles: pair 7"),
+        (
+            one_frequency,
+            "rope",
+            "keep their lengths, but 1 of 32 pairs turn by other angles: pair 7",
+        ),
+        (longer, "rope", "Lengths are off by up to 0.001, and 1 of 32 pairs turn by other"),
         (clipped, "alibi", "No known fault explains it"),
         (far_ones_stay, "rope", "only token 8 of 9 differs"),
         (too_large, "rope", "1.0005 times"),

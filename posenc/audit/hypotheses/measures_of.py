@@ -33,7 +33,8 @@ def _frequencies(
         a, b = pairs_of(x[..., :width], layout)
         c, d = pairs_of(found[..., :width], layout)
         before, after = np.hypot(a, b), np.hypot(c, d)
-        if not np.allclose(after, turn.factor * before, atol=1e-2):
+        longer = np.abs(after - turn.factor * before)
+        if not np.all(longer <= 1e-2 + 1e-5 * before):
             continue
         z = (c + 1j * d) * np.conj(a + 1j * b)
         angle = np.angle(np.sum(z, axis=1))  # (B, L, n), the same for all heads
@@ -45,9 +46,12 @@ def _frequencies(
             return ""
         pair = int(bad[0])
         row, token = np.unravel_index(np.argmax(off[..., pair]), off.shape[:2])
+        lengths = "Vectors keep their lengths, but"
+        if np.max(longer) > 2 * np.max(tolerance):  # two numbers, each off by as much
+            lengths = f"Lengths are off by up to {np.max(longer):.1g}, and"
         count = f"{len(bad)} of {len(worst)} pairs turn"
         angles = (
-            f"Vectors keep their lengths, but {count} by other angles: pair {pair} at position "
+            f"{lengths} {count} by other angles: pair {pair} at position "
             f"{int(question.q_pos[row, token])} by {angle[row, token, pair]:.4g} rad instead of "
             f"{right[row, token, pair]:.4g}."
         )
