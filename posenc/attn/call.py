@@ -100,6 +100,14 @@ class Call:
         return self.aligned and self.query.places is None
 
     @property
+    def offsets(self) -> Window:
+        """``(left, right)``: the mask hides keys further before or after a query's own place.
+
+        None for no bound; always if positions are not the default.
+        """
+        return self.mask.offsets() if self.in_order else (None, None)
+
+    @property
     def plain(self) -> bool:
         """Whether the caller gives no bias, no mask and no cap of scores."""
         return self.extra_bias is None and self.mask.plain and self.softcap is None

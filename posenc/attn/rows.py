@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from posenc.attn.call import Call
@@ -24,23 +25,35 @@ def why_not_by_rows(call: Call) -> str | None:
     return f"{who} computes arrays over all pairs of keys, which each block of queries would repeat"
 
 
-def queries_of(call: Call, scores: int, *, most: int) -> int:
-    """How many queries at a time have about so many scores, in all heads of a batch."""
+def queries_of(call: Call, scores: int, *, most: int, own_keys: bool = False) -> int:
+    """How many queries at a time have about so many scores, in all heads of a batch.
+
+    ``own_keys``: each block of queries reads only the keys that ``of_queries`` leaves to it.
+    """
     batch, heads, q_len, _ = call.q.shape
-    count: int = min(q_len, most, max(_FEWEST, scores // (batch * heads * call.k.shape[2])))
-    return count
+    of_head: int = scores // (batch * heads)
+    count = of_head // call.k.shape[2]
+    left, right = call.offsets
+    if own_keys and left is not None and right is not None:
+        # n queries in a row read about n + left + right keys.
+        near = left + right
+        count = max(count, (math.isqrt(near**2 + 4 * of_head) - near) // 2)
+    found: int = min(q_len, most, max(_FEWEST, count))
+    return found
 
 
 def of_queries(call: Call, queries: slice) -> Call:
     """The same call of some of its queries, as views.
 
-    Keys after all of these queries are left out under a causal mask, if positions are the default:
-    no score of a row may depend on them.
+    Keys that a causal mask or a window hides from all of these queries are left out, if positions
+    are the default: no score of a row may depend on them.
     """
-    stop = call.k.shape[2]
-    if call.causal and call.in_order:
-        stop = stop - call.q.shape[2] + queries.stop
-    keys = slice(stop)
+    k_len = call.k.shape[2]
+    before = k_len - call.q.shape[2]  # keys before the place of the first query
+    left, right = call.offsets
+    start = 0 if left is None else max(0, before + queries.start - left)
+    stop = k_len if right is None else min(k_len, before + queries.stop + right)
+    keys = slice(start, stop)
 
     def pairs(array: Array) -> Array:
         return array[:, :, queries, keys]

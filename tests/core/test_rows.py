@@ -6,6 +6,7 @@ import importlib
 from dataclasses import dataclass
 from functools import partial
 
+import array_api_compat.numpy as xp
 import numpy as np
 import pytest
 from cases import Case, options_of, tensors_of
@@ -15,7 +16,11 @@ from sample import long
 from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
+from posenc.attn.arguments import Arguments
+from posenc.attn.prepare import prepare
+from posenc.attn.rows import of_queries, queries_of
 from posenc.contract.protocol import Hook
+from posenc.schemes import CoPE
 from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR, assert_near
 
 ADJUSTING = {n: s for n, s in SUBJECTS.items() if Hook.ADJUST_SCORES in s.hooks()}
@@ -45,6 +50,11 @@ SETTINGS = [
 ]  # fmt: skip
 
 
+def call_of(scheme, q_len, k_len, *, causal=False, **options):
+    q, k = normal((2, 4, q_len, 8), 0), normal((2, 4, k_len, 8), 1)
+    return prepare(q, k, k, scheme, posenc.init_params(scheme), causal, Arguments(**options), xp=xp)
+
+
 @pytest.mark.parametrize(("route", "subject", "call"), SETTINGS)
 def test_some_queries_at_a_time_are_all_queries(route, subject, call):
     if not HAS["torch"]:
@@ -71,8 +81,54 @@ def test_some_queries_at_a_time_are_all_queries(route, subject, call):
         assert_near(own[name], gradient, factor * ATTENTION_TOL["float32"], name)
 
 
+BOUNDS = {
+    "causal": {"causal": True},
+    "window": {"window": (4, 2)},
+    "causal window": {"causal": True, "window": (4, 2)},
+    "no key but the own": {"causal": True, "window": 1},
+    "causal, and another's window": {"causal": True, "mask": posenc.window((7, None))},
+    "a window of later keys": {"window": (None, 3)},
+}
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize("k_len", [40, 53])
+def test_some_queries_read_no_key_that_all_of_them_hide(bounds, k_len):
+    call = call_of(CoPE(8), 40, k_len, **BOUNDS[bounds])
+    for start in range(0, 40, 9):
+        queries = slice(start, min(start + 9, 40))
+        (seen,) = np.nonzero(np.any(call.visible()[0, 0, queries], axis=0))
+        part = of_queries(call, queries)
+        np.testing.assert_array_equal(part.key.pos, np.arange(seen[0], seen[-1] + 1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": True, "tokens": posenc.Tokens(pos=np.arange(40)[::-1])},
+        {"mask": posenc.window((4, 0), first=1)},
+        {"causal": True, "mask": lambda i, j: i - j < 3},
+    ],
+    ids=["another order", "first tokens", "a function"],
+)
+def test_keys_that_may_be_seen_are_read(options):
+    call = call_of(CoPE(8), 40, 40, **options)
+    part = of_queries(call, slice(20, 30))
+    assert np.sum(part.visible()) == np.sum(call.visible()[:, :, 20:30])
+
+
+def test_near_keys_leave_room_for_more_queries():
+    def queries(window, own_keys=True):
+        call = call_of(CoPE(8), 4000, 4000, causal=True, window=window)
+        assert call.q.shape[:2] == (2, 4)
+        return queries_of(call, 2**19, most=4096, own_keys=own_keys)
+
+    assert queries(None) == queries((64, 0), own_keys=False) == queries((3999, 0)) == 16
+    assert queries((64, 0)) * (queries((64, 0)) + 64) == pytest.approx(2**19 / 8, rel=0.01)
+
+
 @pytest.mark.skipif(not HAS["jax"], reason="JAX is not installed")
-def test_later_keys_are_left_out_by_jax_too(monkeypatch):
+def test_hidden_keys_are_left_out_by_jax_too(monkeypatch):
     """Two ranges of 18 and 17 queries, the last ones of 38 tokens, in blocks of 4."""
     jax, posenc_jax, blocks, rows = (
         importlib.import_module(name)
@@ -89,7 +145,7 @@ def test_later_keys_are_left_out_by_jax_too(monkeypatch):
     def loss(vectors, implementation):
         q, k, params = vectors
         out = posenc_jax.attention(
-            q, k, k, scheme, params, causal=True, implementation=implementation
+            q, k, k, scheme, params, causal=True, window=(12, None), implementation=implementation
         )
         return (out**2).sum(), out
 
@@ -100,7 +156,7 @@ def test_later_keys_are_left_out_by_jax_too(monkeypatch):
             )
             for name in ("chunked", "reference")
         )
-    assert set(seen) == {21, 38}
+    assert set(seen) == {21, 38 - 9}
     for one, other in zip(*map(jax.tree.leaves, (some, every)), strict=True):
         factor = 2 * REDUCTION_FACTOR  # both are rounded; sums over all pairs
         assert_near(one, np.asarray(other, np.float64), factor * ATTENTION_TOL["float32"])

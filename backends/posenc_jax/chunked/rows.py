@@ -38,12 +38,13 @@ def by_rows(call: Call) -> tuple[Array, Array]:
 
 
 def _ranges(call: Call, size: int) -> list[slice]:
-    """Queries that leave out the same later keys under a causal mask.
+    """Queries that leave out the same keys, under a causal mask or a window.
 
-    ``n`` ranges have ``(n + 1) / (2 n)`` of all scores. Each is compiled by itself.
+    Under a causal mask ``n`` ranges have ``(n + 1) / (2 n)`` of all scores. Each is compiled by
+    itself.
     """
     q_len, count = call.q.shape[2], 1
-    if call.causal and call.in_order:
+    if call.offsets != (None, None):
         count = max(1, min(_RANGES, q_len // (_BLOCKS * size)))
     width = -(-q_len // count)
     return [slice(start, min(start + width, q_len)) for start in range(0, q_len, width)]

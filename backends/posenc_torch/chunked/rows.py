@@ -30,7 +30,7 @@ def by_rows(call: Call) -> tuple[Tensor, Tensor]:
     tensors = _tensors(call)
     # Only autograd keeps tensors for a backward pass: it knows when to free them.
     bare = replace(_with(call, dict.fromkeys(tensors)), sink=None, shared=None)
-    count = queries_of(call, _SCORES, most=most_queries())
+    count = queries_of(call, _SCORES, most=most_queries(), own_keys=True)
     shown = Shown.of(call)
     out, lse = _Rows.apply(bare, tuple(tensors), count, shown, *tensors.values())  # type: ignore[no-untyped-call]  # as torch has it
     return out, lse
