@@ -137,6 +137,15 @@ def test_the_table_of_facts_is_that_of_the_records(atlas, monkeypatch):
                        "ALiBi makes hardly any errors": "alibi", "without positions": "nope"}),
         ("passkey", {"a passkey needs no positions": "nope", "RoPE loses the passkey": "rope",
                      "AxialRoPE": "axial_rope"}),
+        (
+            "last_value",
+            {
+                "last_value is solved": "path",
+                "RoPE loses last values with length": "rope",
+                "ReRoPE, which keeps recall": "rope~rerope",
+                "without positions, last values": "nope",
+            },
+        ),
         ("majority", {"majority needs no positions": "nope", "majority is not learned": "tra"}),
         ("state_tracking", {"PaTH": "path", "Selective RoPE tracks": "selective_rope",
                             "TRA": "tra"}),
