@@ -147,6 +147,7 @@ def test_the_table_of_facts_is_that_of_the_records(atlas, monkeypatch):
             },
         ),
         ("majority", {"majority needs no positions": "nope", "majority is not learned": "tra"}),
+        ("parity", {"parity shows the same": "path", "Selective RoPE finds": "selective_rope"}),
         ("state_tracking", {"PaTH": "path", "Selective RoPE tracks": "selective_rope",
                             "TRA": "tra"}),
     ],
@@ -158,6 +159,18 @@ def test_numbers_in_the_text_are_those_of_the_records(task, begins, atlas, monke
     for begin, scheme in begins.items():
         pair = re.search(rf"^\| {begin}\b[^|]*?(\d?\.\d\d → \d?\.\d\d)", section, re.MULTILINE)[1]
         assert pair == " → ".join(column.shown(scheme, n) for n in column.lengths), scheme
+
+
+def test_who_finds_a_parity_is_that_of_the_records(atlas, monkeypatch):
+    monkeypatch.setattr(atlas, "FOLDER", DOCS / "atlas")
+    column = atlas.atlas_page.Column("parity", atlas.load("parity"))
+    trained = [one for one in column.outcomes.values() if "~" not in one.scheme]
+    found = {one.scheme: one.solved for one in trained if one.solved}
+    assert found.keys() == {"path", "selective_rope", "cope", "carope"}
+    assert found["selective_rope"] == 3  # of five
+    none = len(trained) - len(found)
+    said = f"The other {none} of the {len(trained)} that are trained find it with no seed"
+    assert said in PAGE
 
 
 def test_the_seeds_that_learn_a_state_are_those_of_the_records(atlas, monkeypatch):
