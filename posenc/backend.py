@@ -15,7 +15,7 @@ the bias               dense (``Call.bias``), on a tile (``bias_tile``), or in a
 the mask               of positions (``visible``), of a call or tile (``visible_pairs``), of blocks
                        (``visible_blocks``)
 whole rows             ``of_queries``: a call of some queries, for a scheme that adjusts rows of
-                       scores (``adjusts_rows``); ``queries_of``, ``why_not_by_rows``
+                       scores (``adjusts_rows``); ``queries_of``
 decay of channels      ``ChannelDecay``: anchored products of a tile; ``has_channel_decay``
 fully masked rows      ``may_be_fully_masked``, ``zero_fully_masked``
 negligible blocks      ``negligible_blocks``, ``Bounds``: keys whose weights round to nothing
@@ -87,7 +87,7 @@ from posenc.attn.merge import (
 from posenc.attn.negligible import Bounds, may_have_negligible_blocks, negligible_blocks
 from posenc.attn.prepare import prepare
 from posenc.attn.reference import dense
-from posenc.attn.rows import adjusts_rows, of_queries, queries_of, why_not_by_rows
+from posenc.attn.rows import adjusts_rows, of_queries, queries_of
 from posenc.attn.shared import Made, Shared
 from posenc.contract.checks import (
     check_choice,
@@ -228,7 +228,6 @@ __all__ = [
     "visible_by_distance",
     "visible_pairs",
     "visible_tokens",
-    "why_not_by_rows",
     "why_not_foldable",
     "with_hidden",
     "working_dtype",

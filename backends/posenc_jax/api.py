@@ -49,9 +49,10 @@ from posenc_jax.fused.shapes import is_symbolic
 from posenc_jax.hold import hold
 from posenc_jax.meshes import is_spread, on_any_mesh, told_without_mesh
 from posenc_jax.network import network
+from posenc_jax.scan import scan_back
 from posenc_jax.unfold import unfold
 
-provide(Operations(hold=hold, unfold=unfold, network=network), xp=jnp)
+provide(Operations(hold=hold, unfold=unfold, network=network, scan_back=scan_back), xp=jnp)
 
 # Above both limits "auto" skips "xla", and "chunked" computes scores in tiles. TILED_SCORES counts
 # scores per head, for accelerators only, and is not measured on any yet. Decoding has few queries,

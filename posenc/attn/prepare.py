@@ -30,6 +30,7 @@ from posenc.attn.arguments import (
 from posenc.attn.call import PLACES, Call
 from posenc.attn.embedding_only import attention_part, embeds_only
 from posenc.attn.features import side_features
+from posenc.attn.key_order import with_ordered_keys
 from posenc.attn.masks import Mask, check_parts, complete_mask
 from posenc.attn.padding import zero_padding
 from posenc.attn.regions import with_regions
@@ -127,7 +128,8 @@ def prepare(
             angles = _rotary_of_pass(call, params, given)[1]
             given = given._replace(tokens=replace(given.of_keys, rotary=angles))
         return with_regions(call, params, given, prepare)
-    return _with_transform(call, params, given)
+    call = _with_transform(call, params, given)
+    return with_ordered_keys(call) if scheme.key_paths else call
 
 
 def _mask(

@@ -17,20 +17,15 @@ def adjusts_rows(call: Call) -> bool:
     return Hook.ADJUST_SCORES in call.scheme.hooks()
 
 
-def why_not_by_rows(call: Call) -> str | None:
-    """Why a few queries at a time are no way to compute a call that adjusts whole rows."""
-    if not call.scheme.key_pairs:
-        return None
-    who = type(call.scheme).__name__
-    return f"{who} computes arrays over all pairs of keys, which each block of queries would repeat"
-
-
 def queries_of(call: Call, scores: int, *, most: int, own_keys: bool = False) -> int:
     """How many queries at a time have about so many scores, in all heads of a batch.
 
     ``own_keys``: each block of queries reads only the keys that ``of_queries`` leaves to it.
     """
     batch, heads, q_len, _ = call.q.shape
+    if call.scheme.key_paths:
+        many: int = min(q_len, most)
+        return many
     of_head: int = scores // (batch * heads)
     count = of_head // call.k.shape[2]
     left, right = call.offsets

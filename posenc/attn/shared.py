@@ -96,7 +96,8 @@ class Shared:
     def keep(self, call: Call) -> bool:
         """Whether calls of other layers will differ from ``call`` in vectors alone."""
         scheme = call.scheme
-        of_vectors = has_features(scheme) or bool(call.regions) or call.extra_bias is not None
+        of_vectors = has_features(scheme) or scheme.key_paths or bool(call.regions)
+        of_vectors = of_vectors or call.extra_bias is not None
         padded = call.query.seg is not None and scheme.param_specs()
         self.differs_in_vectors = not of_vectors and not padded
         if not self.differs_in_vectors:

@@ -332,9 +332,7 @@ def _is_relative_transform(scheme: PositionScheme) -> bool:
 
 
 def _fusable(scheme: PositionScheme, enters: tuple[str, ...]) -> str:
-    if "whole rows" in enters:
-        return "reference only" if scheme.key_pairs else "chunked only"
-    if "channel decay" in enters:
+    if {"whole rows", "channel decay"} & set(enters):
         return "chunked only"
     if "regions" in enters:
         return "merged parts"

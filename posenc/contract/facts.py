@@ -32,9 +32,10 @@ class Facts(Declared):
     """Why ``adjust_scores`` needs whole rows of scores, for the error of implementations that have
     only tiles of them."""
 
-    key_pairs: bool = False
-    """Whether ``adjust_scores`` computes arrays over all pairs of keys. Each block of queries would
-    compute them again, so only the reference serves such a scheme."""
+    key_paths: bool = False
+    """Whether ``adjust_scores`` goes along the tokens between a key and its query. It then gets
+    keys in the order of their positions within each segment, whatever their order in memory, and
+    many queries at a time: each block of them goes along the same keys again."""
 
     mixes_heads: str = ""
     """Why one head needs others, or which of all heads it is, for the error of ``HeadSlice``. Empty
@@ -50,5 +51,5 @@ class Facts(Declared):
 
     _FACTS: ClassVar[Mapping[str, type]] = {
         "relative": bool, "axes": int, "shared": bool, "whole_rows": str,
-        "key_pairs": bool, "mixes_heads": str, "paper": str, "trained_as": str,
+        "key_paths": bool, "mixes_heads": str, "paper": str, "trained_as": str,
     }  # fmt: skip

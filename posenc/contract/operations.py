@@ -42,6 +42,9 @@ class Operations:
         ``network(x, w1, b1, w2)``: a hidden layer of ``x (B or 1, 1, Q, K)``, as
         ``posenc.contract.network`` has it, with ``w2 (H, n)``. None for arrays that it does not
         serve.
+    scan_back
+        ``scan_back(step, start, blocks, fixed)``, as ``posenc.contract.scan`` has it, in a loop of
+        one compiled program.
     has_values
         ``has_values(array)``: False for an array that pretends to have values in a program that is
         transformed, where NumPy would read memory that is not its own.
@@ -52,6 +55,7 @@ class Operations:
     rotate: Callable[..., Array | None] | None = None
     unfold: Callable[[Array, int], Array] | None = None
     network: Callable[..., Array | None] | None = None
+    scan_back: Callable[..., Array] | None = None
     has_values: Callable[[Array], bool] | None = None
 
 

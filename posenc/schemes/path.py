@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from array_api_compat import device
 
 from posenc.contract.checks import check_channels
 from posenc.contract.fields import Count
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec
 from posenc.schemes.gates import log_sigmoid, logits, uniform_by_inputs
+from posenc.schemes.reflections import changes_of_scores
 
 _EPS = 1e-6  # in the norm of a direction, as released
 
@@ -22,7 +22,7 @@ _EPS = 1e-6  # in the norm of a direction, as released
 class PaTH(
     PositionScheme,
     whole_rows="a score depends on all tokens between its query and its key",
-    key_pairs=True,
+    key_paths=True,
     paper="Yang et al. 2025, arXiv 2505.16381",
 ):
     """``q_i^T H_i H_{i-1} .. H_{j+1} k_j / sqrt(D)`` with ``H_t = I - beta_t w_t w_t^T``.
@@ -39,10 +39,12 @@ class PaTH(
     ``taps (H, D, conv)``. At first ``w`` and ``taps`` are uniform up to ``1 / sqrt(n)`` with ``n``
     the inputs of each number, ``beta`` is normal with standard deviation 0.02, and ``b`` is 0.
 
-    Only the reference computes it, in ``O(K^2 (D + K))`` steps and memory of a few arrays of
-    scores. The product changes with every pair of tokens, but a fused kernel knows a query, a key
-    and numbers of each. The authors' forget gate is ``Sum(PaTH(...), FoX(...))``, except that they
-    multiply it by ``1 / sqrt(D)``.
+    ``chunked`` and the reference compute it, in whole rows: 64 tokens at a time change a query, in
+    about ``Q K (6 D + 128)`` operations more than without positions. The product changes with
+    every pair of tokens, but a fused kernel knows a query, a key and numbers of each. A program of
+    PyTorch that is compiled or exported inverts one matrix of all keys, ``O(K^2 (D + K))``.
+    The authors' forget gate is ``Sum(PaTH(...), FoX(...))``, except that they multiply it by
+    ``1 / sqrt(D)``.
 
     Parameters
     ----------
@@ -109,21 +111,13 @@ class PaTH(
         self, scores: Array, q: Array, k: Array, *, visible: Array | None, params: Any,
         xp: Namespace,
     ) -> Array:  # fmt: skip
-        # k_j after the tokens up to t is k_j - sum_{s <= t} w_s z_sj, where
-        # z_tj = beta_t w_t . (k_j - sum_{j < s < t} w_s z_sj): a triangular system for each key.
         queries, keys, w = params.query["q"][:], params.key["k"][:], params.key["w"][:]
-        if visible is not None:  # NaN in padding
+        beta, up_to, seg = params.key["beta"], k <= q, params.key.get("segment")
+        if seg is not None:
+            up_to = up_to & (params.query["segment"] == seg)
+        # Slots of a cache that wait for tokens hold anything, and padding NaN.
+        w = xp.where(xp.any(up_to, axis=-2)[..., None], w, 0.0)
+        if visible is not None:
             queries = xp.where(xp.any(visible, axis=-1)[..., None], queries, 0.0)
             keys = xp.where(xp.any(visible, axis=-2)[..., None], keys, 0.0)
-        beta, transposed = xp.matrix_transpose(params.key["beta"]), xp.matrix_transpose
-        rank = xp.argsort(xp.argsort(k, axis=-1, stable=True), axis=-1)
-        later, up_to = transposed(rank) > rank, k <= q
-        if "segment" in params.key:
-            seg = params.key["segment"]
-            later = later & (transposed(seg) == seg)
-            up_to = up_to & (params.query["segment"] == seg)
-        between = xp.where(later, beta * xp.matmul(w, transposed(w)), 0.0)
-        one = xp.eye(w.shape[2], dtype=w.dtype, device=device(w))
-        changes = xp.where(later, beta * xp.matmul(w, transposed(keys)), 0.0)
-        z = xp.linalg.solve(one + between, changes)
-        return scores - xp.matmul(xp.where(up_to, xp.matmul(queries, transposed(w)), 0.0), z)
+        return scores + changes_of_scores(queries, keys, w, beta, up_to, seg, xp=xp)

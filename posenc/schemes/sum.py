@@ -42,7 +42,7 @@ class Combination(PositionScheme):
             shared=any(scheme.shared for scheme in self.schemes),
             axes=max(scheme.axes for scheme in self.schemes),
             whole_rows=own.whole_rows or "".join(scheme.whole_rows for scheme in adjusting),
-            key_pairs=any(scheme.key_pairs for scheme in self.schemes),
+            key_paths=any(scheme.key_paths for scheme in self.schemes),
             mixes_heads=own.mixes_heads
             or "; ".join(s.mixes_heads for s in self.schemes if s.mixes_heads),
             paper=own.paper or "; ".join(papers),

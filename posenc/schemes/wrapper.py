@@ -29,7 +29,7 @@ class Wrapper(PositionScheme):
         papers = (inside.paper if inside.hooks() else "", type(self).paper)
         self._declare(
             relative=inside.relative, axes=inside.axes, shared=inside.shared,
-            whole_rows=inside.whole_rows, key_pairs=inside.key_pairs,
+            whole_rows=inside.whole_rows, key_paths=inside.key_paths,
             mixes_heads=inside.mixes_heads,
             paper="; ".join(filter(None, papers)),
         )  # fmt: skip

@@ -13,7 +13,7 @@ from cases import Case, options_of, tensors_of
 from frameworks import FUSED, HAS
 from frameworks import route as named
 from sample import long
-from subjects import SUBJECTS, heads, normal, params_of
+from subjects import HIDDEN_DIM, SUBJECTS, heads, normal, params_of
 
 import posenc
 from posenc.attn.arguments import Arguments
@@ -69,10 +69,6 @@ def test_some_queries_at_a_time_are_all_queries(route, subject, call):
     def found(route, dtype):
         return route.gradients(scheme, tensors, params, d_out, dtype=dtype, **options)
 
-    if scheme.key_pairs:
-        with pytest.raises(NotImplementedError, match="arrays over all pairs of keys"):
-            found(route, "float32")
-        return
     values, gradients = found(named("torch", "reference"), "float64")
     out, own = found(route, "float32")
     assert_near(out, values, ATTENTION_TOL["float32"])
@@ -125,6 +121,17 @@ def test_near_keys_leave_room_for_more_queries():
 
     assert queries(None) == queries((64, 0), own_keys=False) == queries((3999, 0)) == 16
     assert queries((64, 0)) * (queries((64, 0)) + 64) == pytest.approx(2**19 / 8, rel=0.01)
+
+
+def test_long_paths_are_worth_many_queries():
+    """As many as an implementation has in a block: each block goes along the same keys."""
+    along = [s for s in ADJUSTING.values() if s.key_paths]
+    calls = {
+        s: call_of(s, 400, 4000, tokens=posenc.Tokens(x=normal((2, 4000, HIDDEN_DIM), 2)))
+        for s in along
+    }
+    assert along
+    assert {queries_of(call, 2**19, most=256) for call in calls.values()} == {256}
 
 
 @pytest.mark.skipif(not HAS["jax"], reason="JAX is not installed")

@@ -28,7 +28,6 @@ from posenc.backend import (
     may_be_fully_masked,
     plan_unless,
     visible_pairs,
-    why_not_by_rows,
     zero_fully_masked,
 )
 from posenc_jax.chunked.blocks import (
@@ -93,7 +92,7 @@ def plan(call: Call) -> Planned | Refusal:
     """How a call is split into tiles, or why it cannot be."""
     if adjusts_rows(call):
         cuts = "it cuts queries into blocks, which needs lengths in numbers"
-        return plan_unless(cuts if is_symbolic(call) else why_not_by_rows(call), Planned(by_rows))
+        return plan_unless(cuts if is_symbolic(call) else None, Planned(by_rows))
     what = "bias" if call.extra_bias is not None else "mask"
     if call.extra_bias is not None or call.mask.array is not None:
         instead = "" if what == "bias" else "; give a mask as a function of positions"

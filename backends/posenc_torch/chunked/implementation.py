@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from posenc.backend import Call, Planned, Refusal, adjusts_rows, plan_unless, why_not_by_rows
+from posenc.backend import Call, Planned, Refusal, adjusts_rows, plan_unless
 from posenc_torch.chunked.job import Job, table_of
 from posenc_torch.chunked.parts import WHY_NOT_COMPILED
 from posenc_torch.chunked.passes import Fused, Recomputed
@@ -38,9 +38,7 @@ def chunked(call: Call) -> tuple[Tensor, Tensor | None]:
 
 def plan(call: Call) -> Planned | Refusal:
     """How a call is cut into parts, or why it cannot be."""
-    if adjusts_rows(call):
-        return plan_unless(why_not_by_rows(call) or _why_not(call), Planned(by_rows))
-    return plan_unless(_why_not(call), Planned(chunked))
+    return plan_unless(_why_not(call), Planned(by_rows if adjusts_rows(call) else chunked))
 
 
 def _why_not(call: Call) -> str | None:
