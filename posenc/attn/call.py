@@ -41,6 +41,9 @@ class Call:
         Positions, segments, places and features of the queries and of the keys.
     aligned
         Whether positions are the default: in order, with the ends of q and k aligned.
+    keys_in_order
+        Whether keys have default positions, or some of them, and no places: each is at a later
+        position than the key before it in memory.
     in_the_past
         Whether it is known from given positions that no key is after a query. Then a causal mask
         hides nothing.
@@ -78,6 +81,7 @@ class Call:
     softcap: float | None = None
     extra_bias: Array | None = None
     sink: Array | None = None
+    keys_in_order: bool = False
     in_the_past: bool = False
     wants_lse: bool = False
     skip_blocks: bool = True
@@ -123,11 +127,13 @@ class Call:
 
     def views(self, *, rows: bool = False) -> Params:
         """The ``params`` of ``scheme.bias`` for all pairs; with ``rows``, of ``adjust_scores``."""
-        return head_views(
+        params = head_views(
             self.scheme, self.arrays, dtype=self.dtype, xp=self.xp, rows=rows,
             query=self._tile_views(self.query, "query", rows),
             key=self._tile_views(self.key, "key", rows),
         )  # fmt: skip
+        params.in_order = self.keys_in_order
+        return params
 
     def _tile_views(self, side: Tokens, role: Role, rows: bool) -> Features:
         """The features of a side; with ``rows``, its segments too, if it has any."""

@@ -99,6 +99,7 @@ def prepare(
         query=query,
         key=key,
         aligned=aligned,
+        keys_in_order=aligned and key.places is None,
         in_the_past=in_the_past,
         mask=mask,
         scale=check_scale(scheme.scale(q.shape[3]) if given.scale is None else given.scale, bits),

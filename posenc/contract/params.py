@@ -37,10 +37,12 @@ class Params(Mapping[str, Array]):
     """The ``params`` of a scheme's methods: arrays by name, and the working ``dtype``.
 
     ``query`` and ``key`` are the features of queries and of keys, by name. ``rotary`` holds the
-    tables that the caller made for a transform; None if the transform makes its own.
+    tables that the caller made for a transform; None if the transform makes its own. ``in_order``:
+    it is known that each key has a later position than the key before it in memory.
     """
 
     rotary: Mapping[str, Array] | None = None
+    in_order: bool = False
 
     def __init__(
         self,

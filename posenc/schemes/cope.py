@@ -83,7 +83,8 @@ class CoPE(
         gates = xp.exp(log_sigmoid(scores, xp))
         if visible is not None:
             gates = xp.where(visible, gates, 0.0)
-        counted = xp.clip(sums_from(gates, k, xp), max=self.npos - 1)
+        sums = sums_from(gates, k, in_order=params.in_order, xp=xp)
+        counted = xp.clip(sums, max=self.npos - 1)
         low = xp.astype(xp.floor(counted), xp.int32)
         part, table = counted - xp.floor(counted), params.query["e"]
         return scores + (
@@ -91,18 +92,25 @@ class CoPE(
         )
 
 
-def sums_from(values: Array, pos: Array, xp: Namespace, *, own: bool = True) -> Array:
+def sums_from(
+    values: Array, pos: Array, *, own: bool = True, in_order: bool, xp: Namespace
+) -> Array:
     """For each key, the sum of ``values (B, H, Q, K)`` at its position ``(B, 1, 1, K)`` or later.
 
-    ``own=False``: at later positions only.
+    ``own=False``: at later positions only. ``in_order`` is that of ``params``.
     """
+    if in_order:  # the last key first, so that small sums stay small
+        sums = xp.flip(xp.cumulative_sum(xp.flip(values, axis=-1), axis=-1), axis=-1)
+        if own:
+            return sums
+        return xp.concat([sums[..., 1:], xp.zeros_like(sums[..., :1])], axis=-1)
 
     def take(values: Array, index: Array) -> Array:
         if index.shape[0] == 1:  # the same of all rows, which is faster
             return xp.take(values, index[0, 0, 0, :], axis=-1)
         return xp.take_along_axis(values, xp.broadcast_to(index, values.shape), axis=-1)
 
-    order = xp.argsort(-pos, axis=-1)  # the last key first, so that small sums stay small
+    order = xp.argsort(-pos, axis=-1)
     sums = xp.cumulative_sum(take(values, order), axis=-1)
     # Keys at one position see each other: each takes the sum at the last of them in this order, or
     # at the last of the run before.

@@ -112,7 +112,7 @@ class GRAPEAP(
         turned = rotate(of_key, -sin, cos, layout="half", xp=xp)
         z = xp.matmul(of_query, xp.matrix_transpose(turned)) / self.p_head_dim
         psi = xp.where(on_path, params["slopes"] * log_sigmoid(z, xp), 0.0)
-        return scores + sums_from(psi, k, xp, own=False)
+        return scores + sums_from(psi, k, own=False, in_order=params.in_order, xp=xp)
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

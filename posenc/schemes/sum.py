@@ -274,6 +274,7 @@ class PartParams(Params):
         tables: Arrays = getattr(whole, "rotary", None) or {}
         own = {n.removeprefix(prefix): t for n, t in tables.items() if n.startswith(prefix)}
         self.rotary = own or None
+        self.in_order = getattr(whole, "in_order", False)
 
     def __getitem__(self, name: str) -> Array:
         return self._whole[self.prefix + name]

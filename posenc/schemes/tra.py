@@ -66,5 +66,5 @@ class TRA(
         kept = scores > 0
         if visible is not None:
             kept = kept & visible
-        counted = sums_from(xp.astype(kept, scores.dtype), k, xp)
+        counted = sums_from(xp.astype(kept, scores.dtype), k, in_order=params.in_order, xp=xp)
         return xp.where(kept, scores + params.query["delta"] * counted, -math.inf)

@@ -59,6 +59,15 @@ def test_it_is_the_formula(case):
     assert_near(found, by_loop(q, k, v, pos, seg), FLOAT64, case)
 
 
+def test_gates_are_counted_in_the_order_of_places():
+    at, vectors_ = np.random.default_rng(0).permutation(LENGTH), vectors()
+    found, expected = (
+        posenc.attention(*vectors_, SCHEME, PARAMS, tokens=tokens)
+        for tokens in (posenc.Tokens(places=at), posenc.Tokens(pos=at))
+    )
+    assert_near(found, expected, FLOAT64)
+
+
 def test_it_begins_as_nope():
     q, k, v = vectors()
     first = posenc.init_params(CoPE(DIM))

@@ -71,7 +71,8 @@ def test_it_is_the_formula(case):
         scheme = GRAPEAP(HEADS, WIDTH, p_head_dim=P, normalized="both")
     if case == "window":  # tokens before it are on no path
         more = {"window": 3}
-    tokens = posenc.Tokens(x=X, pos=pos, seg=seg)
+    where = {"pos": pos, "seg": seg} if case in ("shuffled", "packed", "ties") else {}
+    tokens = posenc.Tokens(x=X, **where)
     found = posenc.attention(Q, k, v, scheme, PARAMS, causal=True, tokens=tokens, **more)
     left = 2 if case == "window" else None
     assert_near(found, by_loop(pos, seg, k, v, scheme.normalized, left), FLOAT64, case)
