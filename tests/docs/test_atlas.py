@@ -135,6 +135,9 @@ def test_the_table_of_facts_is_that_of_the_records(atlas, monkeypatch):
                          "Inkling learns associations": "inkling"}),
         ("flip_flop", {"FoX, CABLE and Wall": "fox", "RoPE loses flip-flops": "rope",
                        "ALiBi makes hardly any errors": "alibi", "without positions": "nope"}),
+        ("frequent_words", {"frequent words need no positions": "nope",
+                            "RoPE loses some counts": "rope", "ALiBi loses counts": "alibi",
+                            "sinusoids lose counts": "sinusoidal"}),
         ("passkey", {"a passkey needs no positions": "nope", "RoPE loses the passkey": "rope",
                      "AxialRoPE": "axial_rope"}),
         (
