@@ -39,10 +39,18 @@ from posenc_torch.constants import constant
 from posenc_torch.flex import implementation as flex
 from posenc_torch.network import network
 from posenc_torch.rotation import hold, rotate
+from posenc_torch.tables import take_along_axis
 from posenc_torch.tracing import has_values
 
 provide(
-    Operations(constant=constant, hold=hold, rotate=rotate, network=network, has_values=has_values),
+    Operations(
+        constant=constant,
+        hold=hold,
+        rotate=rotate,
+        network=network,
+        take_along_axis=take_along_axis,
+        has_values=has_values,
+    ),
     xp=xp,
 )
 

@@ -22,6 +22,11 @@ from posenc.backend import broadcast_index, concrete_values
 _FEWEST_COLUMNS = 8
 
 
+def take_along_axis(x: Tensor, index: Tensor, axis: int) -> Tensor:
+    """As ``posenc.contract.operations`` has it."""
+    return torch.gather(x, axis, torch.where(index < 0, index + x.shape[axis], index))
+
+
 def gather_pairs(table: Tensor, index: Tensor, *, by_distance: bool) -> Tensor:
     """A ``ReadTable`` that gathers a number for each pair.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array_api_compat import device
 
 from posenc.attn.segment_sums import in_order_of_positions
+from posenc.contract.operations import take_along_axis
 from posenc.contract.protocol import Array, Namespace
 from posenc.contract.tokens import Tokens
 
@@ -46,16 +47,16 @@ def with_earlier(
     if tokens is None:
         return _slide(xp.concat([earlier, x], axis=1), count, length, xp)
     order = in_order_of_positions(tokens, batch, xp)
-    ordered = xp.take_along_axis(x, xp.broadcast_to(order[:, :, None], x.shape), axis=1)
+    ordered = take_along_axis(x, xp.broadcast_to(order[:, :, None], x.shape), axis=1, xp=xp)
     windows = _slide(xp.concat([earlier, ordered], axis=1), count, length, xp)
     if tokens.seg is not None:
         seg = xp.broadcast_to(tokens.seg, order.shape)
-        seg = xp.take_along_axis(seg, order, axis=1)
+        seg = take_along_axis(seg, order, axis=1, xp=xp)
         first = xp.broadcast_to(seg[:, :1], (batch, count))
         of_windows = _slide(xp.concat([first, seg], axis=1)[..., None], count, length, xp)
         windows = xp.where(of_windows == seg[:, :, None, None], windows, 0.0)
     back = xp.argsort(order, axis=1)[:, :, None, None]
-    return xp.take_along_axis(windows, xp.broadcast_to(back, windows.shape), axis=1)
+    return take_along_axis(windows, xp.broadcast_to(back, windows.shape), axis=1, xp=xp)
 
 
 def _slide(tokens: Array, count: int, length: int, xp: Namespace) -> Array:

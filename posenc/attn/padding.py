@@ -7,6 +7,7 @@ holds, and 0 times NaN is NaN.
 from __future__ import annotations
 
 from posenc.apply.feature_needs import reads_vectors
+from posenc.contract.operations import take_along_axis
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
 from posenc.contract.tokens import Tokens
 
@@ -48,10 +49,10 @@ def occurs_in(numbers: Array, others: Array, xp: Namespace) -> Array:
     both = xp.concat([others, numbers], axis=1)
     order = xp.argsort(both, axis=1, stable=True)
     before = xp.cumulative_sum(xp.astype(order < count, order.dtype), axis=1)
-    last = xp.take_along_axis(xp.sort(others, axis=1), xp.clip(before - 1, 0), axis=1)
-    found = (before > 0) & (last == xp.take_along_axis(both, order, axis=1))
+    last = take_along_axis(xp.sort(others, axis=1), xp.clip(before - 1, 0), axis=1, xp=xp)
+    found = (before > 0) & (last == take_along_axis(both, order, axis=1, xp=xp))
     back = xp.argsort(order, axis=1)
-    return xp.take_along_axis(found, back, axis=1)[:, count:]
+    return take_along_axis(found, back, axis=1, xp=xp)[:, count:]
 
 
 def _rows(seg: Array) -> Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array_api_compat import device
 
 from posenc.apply.shapes import as_column, as_row
+from posenc.contract.operations import take_along_axis
 from posenc.contract.protocol import Array, Namespace
 from posenc.contract.tokens import Tokens
 
@@ -43,7 +44,7 @@ def segment_sums(
         (*values.shape[:2], q_len, *values.shape[3:]), dtype=values.dtype, device=device(values)
     )
     sums = _take_tokens(xp.concat([values, zeros], axis=2), order, xp)
-    own = [xp.take_along_axis(a, order, axis=-1) for a in (seg, pos) if a is not None]
+    own = [take_along_axis(a, order, axis=-1, xp=xp) for a in (seg, pos) if a is not None]
     start = _first_of_run(own[:-1], pos, xp)
     sums = _running_sum(sums, start, xp)
     # Tokens with the same position see each other: each takes the sum at the last of them.
@@ -53,7 +54,7 @@ def segment_sums(
         - xp.flip(_first_of_run([xp.flip(a, axis=-1) for a in own], pos, xp), axis=-1)
     )
     back = xp.argsort(order, axis=-1)
-    sums = _take_tokens(sums, xp.take_along_axis(last, back, axis=-1), xp)
+    sums = _take_tokens(sums, take_along_axis(last, back, axis=-1, xp=xp), xp)
     return sums[:, :, :k_len, ...], sums[:, :, k_len:, ...]
 
 
@@ -63,8 +64,8 @@ def in_order_of_positions(tokens: Tokens, batch: int, xp: Namespace) -> Array:
     order = xp.argsort(xp.broadcast_to(tokens.pos, shape), axis=-1, stable=True)
     if tokens.seg is None:
         return order
-    seg = xp.take_along_axis(xp.broadcast_to(tokens.seg, shape), order, axis=-1)
-    return xp.take_along_axis(order, xp.argsort(seg, axis=-1, stable=True), axis=-1)
+    seg = take_along_axis(xp.broadcast_to(tokens.seg, shape), order, axis=-1, xp=xp)
+    return take_along_axis(order, xp.argsort(seg, axis=-1, stable=True), axis=-1, xp=xp)
 
 
 def _is_exporting(xp: Namespace) -> bool:
@@ -96,7 +97,7 @@ def _concat_integers(k: Array | None, q: Array | None, batch: int, xp: Namespace
 def _take_tokens(values: Array, order: Array, xp: Namespace) -> Array:
     """``values (B, H, L, ...)`` at the token indices ``order (B, L)``."""
     index = order[:, None, :] if len(values.shape) == 3 else order[:, None, :, None]
-    return xp.take_along_axis(values, xp.broadcast_to(index, values.shape), axis=2)
+    return take_along_axis(values, xp.broadcast_to(index, values.shape), axis=2, xp=xp)
 
 
 def _first_of_run(keys: list[Array], like: Array, xp: Namespace) -> Array:

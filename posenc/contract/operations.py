@@ -45,6 +45,9 @@ class Operations:
     scan_back
         ``scan_back(step, start, blocks, fixed)``, as ``posenc.contract.scan`` has it, in a loop of
         one compiled program.
+    take_along_axis
+        ``take_along_axis(x, index, axis)``: ``x`` at indices, those below 0 from the end, as many
+        axes as it has and no broadcasting.
     has_values
         ``has_values(array)``: False for an array that pretends to have values in a program that is
         transformed, where NumPy would read memory that is not its own.
@@ -56,6 +59,7 @@ class Operations:
     unfold: Callable[[Array, int], Array] | None = None
     network: Callable[..., Array | None] | None = None
     scan_back: Callable[..., Array] | None = None
+    take_along_axis: Callable[[Array, Array, int], Array] | None = None
     has_values: Callable[[Array], bool] | None = None
 
 
@@ -160,3 +164,14 @@ def rotated(x: Array, sin: Array, cos: Array, *, interleaved: bool, xp: Namespac
     """``x (..., 2n)`` with its pairs rotated by a backend; None if it has nothing better."""
     of_framework = operations_of(xp).rotate
     return None if of_framework is None else of_framework(x, sin, cos, interleaved=interleaved)
+
+
+def take_along_axis(x: Array, index: Array, *, axis: int, xp: Namespace) -> Array:
+    """``x`` at an ``index`` of its own shape but along ``axis``; below 0 from the end.
+
+    That of PyTorch's namespace fixes the length in a program that ``torch.export`` makes.
+    """
+    of_framework = operations_of(xp).take_along_axis
+    if of_framework is None:
+        return xp.take_along_axis(x, index, axis=axis)
+    return of_framework(x, index, axis)

