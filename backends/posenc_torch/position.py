@@ -31,7 +31,7 @@ from posenc.backend import (
 )
 from posenc_torch.api import attention
 from posenc_torch.bound import Bound
-from posenc_torch.tracing import is_exporting
+from posenc_torch.tracing import constant_in_programs, is_exporting
 
 _USE = (
     "call x = positions.embed(x) once, before the first layer, and "
@@ -370,7 +370,7 @@ class Positions(nn.Module):
 
 
 # The compiler runs it while tracing, because Dynamo cannot trace a warning.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # untyped in torch
+@constant_in_programs
 def _warn_unembedded(name: str) -> None:
     warnings.warn(
         f"{name} adds an embedding to the tokens, but attend was called before embed, so attention "

@@ -21,7 +21,7 @@ from posenc.backend import (
 from posenc_torch.diagonals import mask_by_distance
 from posenc_torch.fully_masked import zero_fully_masked
 from posenc_torch.tables import gather_pairs
-from posenc_torch.tracing import is_traced, may_read
+from posenc_torch.tracing import constant_in_programs, is_traced, may_read
 
 WITHOUT_LSE = "scaled_dot_product_attention returns none"
 _SMALL_SCORES, _SMALL_QUERIES = 2**19, 256  # per head
@@ -165,7 +165,7 @@ def mask_dtype(q: Tensor) -> torch.dtype:
     return torch.promote_types(q.dtype, torch.float32)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # untyped in torch
+@constant_in_programs
 def _may_add_in_half_precision() -> bool:
     """Whether the user lets SDPA add in half precision where it has no fused kernel."""
     cuda = torch.backends.cuda  # the switch is for CPUs too

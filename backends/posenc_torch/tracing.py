@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def constant_in_programs(function: Function) -> Function:
+    """As ``torch.compiler.assume_constant_result``, which imports PyTorch's compiler for 2 s."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def is_traced() -> bool:

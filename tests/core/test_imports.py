@@ -19,14 +19,26 @@ CHECKING = "TYPE_CHECKING"
 PACKAGES = ["posenc", *(f"posenc_{name}" for name, here in HAS.items() if here)]
 NEVER = {  # package -> what importing it must not bring
     "posenc": ["torch", "jax", "matplotlib", "jaxtyping", "rich", "posenc_torch", "posenc_jax"],
-    "posenc_torch": ["jax", "posenc_jax", "matplotlib"],
+    # PyTorch's compiler takes two seconds to import.
+    "posenc_torch": ["jax", "posenc_jax", "matplotlib", "torch._dynamo"],
     "posenc_jax": ["torch", "posenc_torch", "matplotlib"],
+}
+# Nor does a call.
+CALLS = {
+    "posenc_torch": """
+import torch
+q = torch.ones(1, 2, 300, 8, requires_grad=True)
+for implementation in ("chunked", "sdpa", "reference"):
+    options = {"causal": True, "implementation": implementation}
+    posenc_torch.attention(q, q, q, posenc.ALiBi(2), **options).sum().backward()
+"""
 }
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_an_import_brings_only_its_own(package):
-    code = f"import sys, {package}; print(*[m for m in {NEVER[package]} if m in sys.modules])"
+    code = f"import sys, posenc, {package}\n{CALLS.get(package, '')}\n"
+    code += f"print(*[m for m in {NEVER[package]} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 

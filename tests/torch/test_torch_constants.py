@@ -24,6 +24,7 @@ from torch_operations import Operations
 import posenc_torch
 from posenc_torch import constants
 from posenc_torch.flex.programs import replace_kernel
+from posenc_torch.tracing import constant_in_programs
 
 HEADS = 4
 COPY = "lift_fresh"  # of Python numbers to a device
@@ -175,3 +176,13 @@ def test_no_device_is_guessed(monkeypatch):
     fresh(monkeypatch)
     assert slopes(device="meta").device.type == "meta"  # as "cuda", it has no index
     assert not constants._kept
+
+
+def test_the_mark_of_a_constant_is_that_of_torch():
+    def ours(): ...
+
+    def theirs(): ...
+
+    constant_in_programs(ours)
+    torch.compiler.assume_constant_result(theirs)
+    assert vars(ours) == vars(theirs) != {}

@@ -9,17 +9,15 @@ forward pass; elsewhere, each part is computed again. Nothing is compiled.
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from posenc.backend import Call, Planned, Refusal, adjusts_rows, plan_unless
-from posenc_torch.chunked.job import Job, table_of
-from posenc_torch.chunked.parts import WHY_NOT_COMPILED
-from posenc_torch.chunked.passes import Fused, Recomputed
-from posenc_torch.chunked.rows import by_rows
-from posenc_torch.chunked.tensors import tensors_of
+from posenc_torch.chunked.run import run
 from posenc_torch.sdpa import has_native_mask, is_small
 from posenc_torch.tracing import is_exporting, is_traced, is_transformed
 
@@ -27,18 +25,19 @@ _LOOPS = "its loop over blocks of queries cannot be traced; 'reference' can"
 _TRACED = "it chooses key blocks from tensor values, which a traced program does not have"
 
 
-@torch.compiler.disable(reason=WHY_NOT_COMPILED)  # type: ignore[no-untyped-call,untyped-decorator]
 def chunked(call: Call) -> tuple[Tensor, Tensor | None]:
-    """``(B, H, Q, Dv)``, part by part, and the log-sum-exp ``(B, H, Q)`` where it is needed."""
-    job, tensors = Job.of(call, tensors_of(call, table_of(call)))
-    way = Fused if job.fused else Recomputed
-    result = way.apply(job, *tensors.values())  # type: ignore[no-untyped-call]  # as torch has it
-    return result if isinstance(result, tuple) else (result, None)
+    """``(B, H, Q, Dv)``, and the log-sum-exp ``(B, H, Q)`` where it is needed."""
+    if torch.compiler.is_compiling() or "torch._dynamo" in sys.modules:
+        from posenc_torch.chunked import uncompiled
+
+        result: tuple[Tensor, Tensor | None] = uncompiled.run(call)
+        return result
+    return run(call)
 
 
 def plan(call: Call) -> Planned | Refusal:
     """How a call is cut into parts, or why it cannot be."""
-    return plan_unless(_why_not(call), Planned(by_rows if adjusts_rows(call) else chunked))
+    return plan_unless(_why_not(call), Planned(chunked))
 
 
 def _why_not(call: Call) -> str | None:

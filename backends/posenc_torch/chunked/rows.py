@@ -15,7 +15,7 @@ from torch import Tensor
 
 from posenc.backend import Call, dense, of_queries, queries_of
 from posenc_torch.chunked.decided import Shown, decides, with_decided
-from posenc_torch.chunked.parts import WHY_NOT_COMPILED, most_queries
+from posenc_torch.chunked.parts import most_queries
 from posenc_torch.chunked.passes import only_first_derivatives
 
 _SCORES = 2**19  # at a time
@@ -24,7 +24,6 @@ _SCORES = 2**19  # at a time
 _Tensors: TypeAlias = dict[tuple[str, str], Tensor]
 
 
-@torch.compiler.disable(reason=WHY_NOT_COMPILED)  # type: ignore[no-untyped-call,untyped-decorator]
 def by_rows(call: Call) -> tuple[Tensor, Tensor]:
     """``(B, H, Q, Dv)`` and the log-sum-exp ``(B, H, Q)``, in the working dtype."""
     tensors = _tensors(call)

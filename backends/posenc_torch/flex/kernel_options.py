@@ -14,6 +14,7 @@ from posenc_torch.flex import target
 from posenc_torch.flex.block_mask import BLOCK
 from posenc_torch.flex.ranges import OPTIONS as CONTIGUOUS
 from posenc_torch.flex.ranges import takes_ranges
+from posenc_torch.tracing import constant_in_programs
 
 # A gathered tile goes through shared memory. With torch's default options an H200 has too little.
 # Torch then compiles a kernel that spills 12 kB per thread.
@@ -87,7 +88,7 @@ def _count_token_tables(call: Call) -> int:
     return sum(a.ndim == 4 and a.is_floating_point() for side in sides for a in side.values())
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # untyped in torch
+@constant_in_programs
 def _multiplies_in_float32() -> bool:
     """Whether products of float32 are exact products, without TF32."""
     return torch.get_float32_matmul_precision() == "highest"

@@ -21,6 +21,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from posenc.backend import Call
 from posenc_torch.flex import target
+from posenc_torch.tracing import constant_in_programs
 
 _T = TypeVar("_T")
 # Recompilations allowed per scheme, head count and dtype; they do not count towards the user's.
@@ -102,7 +103,7 @@ def replaced_kernel() -> Callable[..., Any] | None:
     return _kernel.get()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # untyped in torch
+@constant_in_programs
 def is_replaced() -> bool:
     """Whether ``replace_kernel`` is active."""
     # A constant for the compiler, because not every Dynamo traces a ContextVar.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import torch
+import sys
+
 from torch import Tensor
-from torch._dynamo import symbolic_convert
+
+from posenc_torch.tracing import constant_in_programs
 
 KINDS = ("cpu",)  # of devices whose kernels are C++
 # Backends of torch.compile that generate no kernels.
@@ -16,14 +18,16 @@ def is_cpu(array: Tensor) -> bool:
     return array.device.type in KINDS
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # untyped in torch
+@constant_in_programs
 def eager_backend() -> str | None:
     """The backend of the ``torch.compile`` that traces this call, if it generates no kernels.
 
     None if there is no such program, or if the backend is a function.
     """
     # Torch has no public way to ask. Where this one is gone, the answer is None.
-    translator = getattr(getattr(symbolic_convert, "tls", None), "current_tx", None)
+    translator = getattr(
+        getattr(sys.modules.get("torch._dynamo.symbolic_convert"), "tls", None), "current_tx", None
+    )
     compiler = getattr(getattr(translator, "output", None), "compiler_fn", None)
     name = getattr(compiler, "compiler_name", None)
     return name if isinstance(name, str) and name.startswith(_EAGER) else None
