@@ -39,6 +39,11 @@ EAGER = [
     for r in ROUTES
     if r[0].default_compiler is None
 ]
+# What computes as NumPy does, and refuses what others may not have: in the long part.
+LENIENT = [
+    pytest.param(*p.values, id=p.id, marks=[*p.marks, *[long] * p.id.startswith("strict")])
+    for p in EAGER
+]
 COMPILED = [
     pytest.param(*r, id="-".join(map(str, r))) for r in ROUTES if r[0].default_compiler is not None
 ]
@@ -135,7 +140,7 @@ def test_the_reference_is_its_definition(layout, filling):
     assert_within(found, loops(problem), bound.values)
 
 
-@pytest.mark.parametrize(("framework", "implementation"), EAGER)
+@pytest.mark.parametrize(("framework", "implementation"), LENIENT)
 @times(60)
 @given(st.data())
 def test_an_implementation_equals_the_reference(framework, implementation, data):
@@ -182,7 +187,7 @@ def test_blocks_that_jax_leaves_out_hold_nothing_to_see(layout):
             assert first <= at < end
 
 
-@pytest.mark.parametrize(("framework", "implementation"), EAGER)
+@pytest.mark.parametrize(("framework", "implementation"), LENIENT)
 @times(20)
 @given(st.data())
 def test_tensors_of_several_dtypes(framework, implementation, data):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import compiles
 from frameworks import ROUTES, route
-from sample import in_turn, long
+from sample import long
 from subjects import HEADS, normal
 
 import posenc
@@ -95,12 +95,8 @@ def combined(names):
 
 
 WAITING = [p.values[0] for p in ROUTES if p.values[0] is not None and compiles(p.values[0])]
-# Where each call waits for a compiler, each combination is tried with one of the implementations.
-FEW = [
-    (str(route), names)
-    for place, route in enumerate(WAITING)
-    for names in in_turn(CASES, place, len(WAITING))
-]
+# Where each call waits for a compiler, two combinations.
+FEW = [("jax-chunked", "causal blockwise"), ("torch-flex", "causal first function prefix")]
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_the_table_of_facts_is_that_of_the_records(atlas, monkeypatch):
 )  # fmt: skip
 def test_numbers_in_the_text_are_those_of_the_records(task, begins, atlas, monkeypatch):
     monkeypatch.setattr(atlas, "FOLDER", DOCS / "atlas")
-    column = atlas.atlas_page.Column(task, atlas.stored()[task])
+    column = atlas.atlas_page.Column(task, atlas.load(task))
     section = PAGE.partition("## What surprised")[2].partition("\n## ")[0]
     for begin, scheme in begins.items():
         pair = re.search(rf"^\| {begin}\b[^|]*?(\d?\.\d\d → \d?\.\d\d)", section, re.MULTILINE)[1]

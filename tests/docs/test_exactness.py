@@ -22,6 +22,8 @@ FIRST = {case.kind: case for case in reversed(CASES)}
 MEASURE = {case.kind: case.measure for case in CASES}
 # RoPE at other frequencies; tests/schemes/test_scalings.py compares all their digits.
 SCALED = set(oracles.SCALED) - {"p_rope", "rope_yarn"}
+# Half of mpmath's time; tests/schemes has their golden numbers.
+SLOW = {"pope", "xpos", "fope", "sandwich"}
 # To torch's compiler fixed positions are arguments like others: the same program.
 WAYS = [way for way in ways() if not (way.fixed and way.compiler == "inductor")]
 
@@ -59,7 +61,7 @@ def _found(way, dtype, first):
 
 def is_first(case):
     """Whether it is the case of its scheme that the quick part tries."""
-    return case.kind not in SCALED and case is FIRST[case.kind]
+    return case.kind not in SCALED | SLOW and case is FIRST[case.kind]
 
 
 def slow(way, case):

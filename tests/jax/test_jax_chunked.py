@@ -487,6 +487,7 @@ def test_one_lane_serves_programs_with_long_integers():
     assert np.all(np.isfinite(gradient))
 
 
+@long
 def test_a_mask_function_reads_the_variables_of_its_call():
     """Not those that a loop has left when the backward pass calls it, or when it was compiled."""
     q = jnp.asarray(normal((1, 40, 2, 8), 0, "float32"))

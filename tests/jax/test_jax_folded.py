@@ -59,9 +59,18 @@ def in_float64(tensors, scheme, params, x=None):
 ROUNDED = {dtype: rounding_bound(2, 1, dtype) for dtype in ("bfloat16", "float16")}
 
 
-@pytest.mark.parametrize("dtype", some(ROUNDED, ["bfloat16"], long))
-@pytest.mark.parametrize(("shared", "q_len"), [(False, None), (True, None), (False, 1)])
-@pytest.mark.parametrize("name", FOLDABLE)
+EVERY = [
+    (name, shared, q_len, dtype)
+    for name in FOLDABLE
+    for shared, q_len in ((False, None), (True, None), (False, 1))
+    for dtype in ROUNDED
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "shared", "q_len", "dtype"),
+    some(EVERY, [("alibi-learned", True, None, "bfloat16"), ("fox", False, 1, "bfloat16")], long),
+)
 def test_a_folded_bias_is_the_bias(name, shared, q_len, dtype, calls):
     scheme = SUBJECTS[name]
     tensors, x = arrays(scheme, 40, dtype, shared=shared, q_len=q_len)

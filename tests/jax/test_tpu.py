@@ -211,7 +211,7 @@ def ranges_by_head(batch, heads, q_blocks, k_blocks, rng):
     return Integers(None, None, None, None, key_ranges, query_ranges), needed
 
 
-@pytest.mark.parametrize("order_of", [QueryMajor, KeyMajor, Diagonal])
+@pytest.mark.parametrize("order_of", some([QueryMajor, KeyMajor, Diagonal], [Diagonal], long))
 def test_a_grid_visits_needed_tiles_once_and_few_others(order_of):
     one_block = Plan.of_one_block(SUBJECTS["nope"], BiasReads(), BLOCK)
     plan = replace(one_block, q_len=4 * BLOCK, k_len=4 * BLOCK, near=(-1, 4))
@@ -361,7 +361,10 @@ def call_of(scheme, dtype="float32", dim=DIM, v_dim=DIM, batch=1, length=LENGTH,
     return prepare(q, q, v, scheme, params, given=given, **options, xp=jnp)
 
 
-@pytest.mark.parametrize("subject", list(FORMS))
+# One of each form, and what is hidden by a bias.
+@pytest.mark.parametrize(
+    "subject", some(FORMS, ["nope", "alibi", "t5", "fox", "fading", "fence"], long)
+)
 def test_which_form_a_bias_has(subject):
     # Also under a causal mask, where a key bias would serve: the bias itself comes first.
     call = call_of(SUBJECTS[subject], causal=True)

@@ -105,11 +105,13 @@ IN_THE_LONG_PART = {
         ("t5", "everything", "float64"), ("fox", "segments", "float32"),
         ("alibi-learned", "window", "float32"), ("both", "grouped", "float32"),
         ("sink", "causal", "float32"), ("rerope", "causal", "float32"),
+        ("checkered", "causal", "float32"), ("rope+key-side", "causal", "float32"),
     },
-    "xla": {("both", "grouped", "float32")},
+    "xla": {("both", "grouped", "float32"), ("t5", "everything", "float32")},
     "flex": {
         ("t5", "window-both-sides", "float32"), ("t5", "shuffled", "float32"),
         ("fox", "fewer-queries", "float32"), ("sink", "causal", "float32"),
+        ("t5", "everything", "bfloat16"),
     },
 }  # fmt: skip
 

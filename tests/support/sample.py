@@ -39,12 +39,12 @@ class Turns:
         return pytest.mark.parametrize("subject", some(self._names, few, long))(test)
 
 
-def few_of_jax(routes):
+def few_of_jax(routes, *others):
     """Parameters by implementation; in the quick part JAX's ``chunked`` stands for the others.
 
-    JAX compiles each call for a second.
+    JAX compiles each call for a second. ``others`` are left to the long part too.
     """
-    later = ("jax-reference", "jax-xla")
+    later = ("jax-reference", "jax-xla", *others)
     return [
         pytest.param(*r.values, id=r.id, marks=(*r.marks, *[long] * (r.id in later)))
         for r in routes

@@ -12,7 +12,7 @@ from frameworks import FRAMEWORKS, MISSING
 from hypothesis import given
 from hypothesis import strategies as st
 from sample import exhaustive, in_turn, long
-from subjects import SUBJECTS, TELLING, heads, normal
+from subjects import SUBJECTS, TELLING, from_catalogue, heads, normal
 
 import posenc
 from posenc.testing import BrokenLawError, Law, laws, parametrize_laws
@@ -24,6 +24,7 @@ from posenc.testing.tolerances import rounding_bound
 SHIFTED = 2 * rounding_bound(8 * HEAD_DIM, 10, "float64")
 
 NAMES = {scheme: name for name, scheme in SUBJECTS.items()}
+CATALOGUE = list(from_catalogue())
 # One of each kind: a rotation with a bias, an embedding, a table of each token, and as above.
 COMPILED = ("t5", "alibi-learned", "fading", "both", "learned", "rope+key-side")
 FEWER = ("alibi-learned", "fading", "both")
@@ -47,11 +48,13 @@ IN_THE_LONG_PART = (
 class Sample:
     """Which schemes each law is tried with.
 
-    A law of a scheme alone: every scheme. A law of an implementation: the ``TELLING`` schemes, and
+    A law of a scheme alone: every scheme of the catalogue, and a share of the examples, so that
+    each of them meets ``alone`` such laws. A law of an implementation: the ``TELLING`` schemes, and
     a share of the others, so that each of them meets ``times`` laws of the implementation. Where a
     scheme costs a second or more, the schemes that ``compiled`` names for the law.
     """
 
+    alone: int
     times: int
     compiled: Callable[[Law], tuple[str, ...]]
 
@@ -66,7 +69,8 @@ class Sample:
 
     def _of(self, law, names, place, places):
         if law.framework is None:
-            return names
+            examples = [name for name in names if name not in CATALOGUE]
+            return [*CATALOGUE, *in_turn(examples, place, places, times=self.alone)]
         if waits(law):
             return self.compiled(law)
         # ``array_api_strict`` computes as NumPy does, and refuses what others may not have.
@@ -121,7 +125,9 @@ def every_implementation(law):
     return law.name == "compiled_attention_equals_eager"
 
 
-QUICK, LONG = Sample(1, of_quick), Sample(2, of_long)
+ALONE = sum(law.framework is None for law in laws())
+QUICK = Sample(alone=ALONE // 3, times=1, compiled=of_quick)
+LONG = Sample(alone=ALONE, times=2, compiled=of_long)
 SOON = QUICK.of(laws(), tuple(SUBJECTS))
 LATER = LONG.of(laws(), tuple(SUBJECTS)) - SOON
 
@@ -156,11 +162,10 @@ def test_seven_times_more_schemes_take_less_than_seven_times_the_tests(sample):
     now = tuple(SUBJECTS)
     many = (*now, *(f"scheme-{n}" for n in range(6 * len(now))))
     every = laws()
-    own = [law for law in every if law.framework is None]
     few = [law for law in every if law.framework is not None and not waits(law)]
     grounds = {ground(law) for law in few}
     added = len(sample.of(every, many)) - len(sample.of(every, now))
-    assert added == 6 * len(now) * (len(own) + sample.times * len(grounds))
+    assert added == 6 * len(now) * (sample.alone + sample.times * len(grounds))
     for where in grounds:
         pairs = sample.of([law for law in few if ground(law) == where], many)
         assert {name for _, name in pairs} == set(many)

@@ -78,7 +78,7 @@ def results(scheme, lengths, options, implementation, dtype):
 
 # Torch traces the definition, and looks at .grad of the table.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("name", some(CASES, ["causal", "segments"], long))
+@pytest.mark.parametrize("name", some(CASES, ["causal"], long))
 def test_near_and_far_parts_are_attention(name, parts):
     with programs.uncompiled(), frameworks()["torch"].precision_scope([]):  # where it does not warn
         values, gradients = results(*CASES[name], "flex", torch.float32)

@@ -43,7 +43,8 @@ SOME = ["t5", "fox", "both", "rope+key-side"]
 def on_every_implementation(names):
     """Every name; by FlexAttention, a second for each, one of them in the quick part."""
     grid = [(n, implementation) for implementation in IMPLEMENTATIONS for n in names]
-    quick = [(n, by) for n, by in grid if by != "flex" or n == "rope+key-side"]
+    one = ("rope+key-side", "flex") if names is ONE_OF_EACH else None
+    quick = [at for at in grid if at[1] != "flex" or at == one]
     return pytest.mark.parametrize(("name", "implementation"), some(grid, quick, long))
 
 

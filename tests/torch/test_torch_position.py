@@ -538,6 +538,7 @@ def test_a_compiled_program_warns_of_it_too(embeds):
     assert counter.frame_count == (1 if embeds else 2)
 
 
+@long
 def test_a_compiled_layer_reads_no_length_of_the_embedding():
     torch._dynamo.reset()
     module, counter = (
