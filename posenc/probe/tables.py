@@ -17,7 +17,7 @@ from posenc.study.table import Table
 Records = Sequence[Mapping[str, Any]]
 _LOSSES = {
     "bits": "Non-overlapping windows: the same tokens, cut again for each length",
-    "last_bits": "Same targets: the last {last} tokens of each stretch, after a longer context",
+    "last_bits": "Same targets: the last {last} of each stretch, after a longer context",
     "key_bits": "Key tokens: those of non-overlapping windows that only a repeat more than {near} "
     "tokens back predicts, with the {context} tokens before them",
 }

@@ -130,7 +130,7 @@ def check_differences(problem: AttentionCase, d_out, found, bound):
         assert abs(np.sum(found[name] * direction) - slope) <= allowed, name
 
 
-@times(200)
+@times(100)
 @given(layouts(longest=7), fillings)
 def test_the_reference_is_its_definition(layout, filling):
     problem = fill(layout, filling)
@@ -141,7 +141,7 @@ def test_the_reference_is_its_definition(layout, filling):
 
 
 @pytest.mark.parametrize(("framework", "implementation"), LENIENT)
-@times(60)
+@times(40)
 @given(st.data())
 def test_an_implementation_equals_the_reference(framework, implementation, data):
     problem = fill(data.draw(layouts()), data.draw(fillings))

@@ -41,7 +41,7 @@ CASES = [
     [
         pytest.param(
             *p.values, padded, id=f"{p.id}-{padded}",
-            marks=[*p.marks, *[long] * (p.id.startswith("jax") and padded == "keys")],
+            marks=[*p.marks, *[long] * p.id.startswith("jax")],
         )
         for p in CASES
         for padded in ("both", "keys")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sample import long
 from subjects import from_catalogue
 
 import posenc
@@ -55,6 +56,7 @@ def test_every_scheme_goes_from_torch_to_jax_and_back():
             assert array.equal(layer.params[key]), name
 
 
+@long
 @EVERYTHING
 def test_memory_goes_from_torch_to_jax_and_back():
     """Learned arrays, and cached keys in the layout of each; a part of a cache is refused."""

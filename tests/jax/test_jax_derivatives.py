@@ -74,7 +74,8 @@ def test_forward_mode_within_a_vmap_is_an_error_too():
         jax.vmap(lambda at, along: forward(jax.jit(loss), at, along))(*batched)
 
 
-@pytest.mark.parametrize("compiled", [True, pytest.param(False, marks=long)])
+@long
+@pytest.mark.parametrize("compiled", [True, False])
 def test_the_gradient_of_a_vmap_is_that_of_a_sum(compiled):
     loss, at, _ = problem(ONE_BLOCK, "chunked")
     batched = jax.tree.map(lambda a: jnp.stack([a, a / 2]), at)

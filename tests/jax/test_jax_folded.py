@@ -69,7 +69,7 @@ EVERY = [
 
 @pytest.mark.parametrize(
     ("name", "shared", "q_len", "dtype"),
-    some(EVERY, [("alibi-learned", True, None, "bfloat16"), ("fox", False, 1, "bfloat16")], long),
+    some(EVERY, [("alibi-learned", True, None, "bfloat16")], long),
 )
 def test_a_folded_bias_is_the_bias(name, shared, q_len, dtype, calls):
     scheme = SUBJECTS[name]

@@ -25,7 +25,8 @@ TOLERANCE = 2 * 2 * 2 * attention_bound("float32", keys=20)
 
 
 @pytest.mark.skipif(not hasattr(jax.sharding, "auto_axes"), reason="needs jax.sharding.auto_axes")
-@pytest.mark.parametrize("part", ["quick", pytest.param("rest", marks=long)])
+@long
+@pytest.mark.parametrize("part", ["quick", "rest"])
 def test_a_call_on_a_mesh_is_the_call(part):
     """Values and gradients, compiled and eager. The process with four devices starts once."""
     script = Path(__file__).parents[1] / "support" / "over_meshes.py"

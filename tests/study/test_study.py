@@ -315,7 +315,7 @@ def losses_by_hand(decoder, tokens, windows, schemes=None, pos=None):
     return np.log(np.exp(logits).sum(-1)) - picked
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@several_backends
 @pytest.mark.parametrize(
     "label", some(["rope@5/rope", "rope/t5@3", "t5@20/t5@4", "alibi@9"], ["rope@5/rope"], long)
 )

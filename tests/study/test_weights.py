@@ -178,6 +178,7 @@ def test_an_interrupted_training_goes_on_bit_for_bit(study, tmp_path, monkeypatc
     assert alike(record, whole)
 
 
+@long
 def test_a_checkpoint_that_is_not_this_trainings_is_refused(study, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "EVERY", 0.0)
     with pytest.raises(InterruptedTrainingError):

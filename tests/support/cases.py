@@ -106,6 +106,7 @@ IN_THE_LONG_PART = {
         ("alibi-learned", "window", "float32"), ("both", "grouped", "float32"),
         ("sink", "causal", "float32"), ("rerope", "causal", "float32"),
         ("checkered", "causal", "float32"), ("rope+key-side", "causal", "float32"),
+        ("alibi-learned", "everything", "bfloat16"),
     },
     "xla": {("both", "grouped", "float32"), ("t5", "everything", "float32")},
     "flex": {

@@ -167,6 +167,7 @@ def test_every_scheme_and_layout_of_the_implementations_that_are_there_is_planne
     assert len(tried) == len(ON_CPU) * len(cases.schemes(64)) * len(cases.LAYOUTS) * 4
 
 
+@long
 def test_the_kernels_of_this_library_are_checked_first(monkeypatch):
     monkeypatch.setattr(jax_checks, "absent", dict)
     plan = Device("jax", "cpu", quick=False, compiles=None).plan()
