@@ -1,8 +1,9 @@
 """Shows that the tests bite: known faults are planted one at a time, and each must be noticed.
 
 ``python tests/mutations/run.py``, from anywhere. Each fault of ``faults/`` goes into a copy of
-the sources, and the tests it names run there. It is caught if a test fails; a test that breaks
-because the planted code does is no catch. The same tests must pass on a copy without a fault.
+the sources, and the tests it names run there: those of the quick part, and where these notice
+nothing, those of the long part. It is caught if a test fails; a test that breaks because the
+planted code does is no catch. The same tests must pass on a copy without a fault.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ OPTIONS = (
     "-x", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "not exhaustive",
     "-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning",  # hypothesis
 )  # fmt: skip
-LIMIT = 180.0  # seconds for one run of tests
+LIMIT = 300.0  # seconds for one run of tests
 MOST = 2000  # characters of an error; a pipe holds 65536 bytes before anyone reads them
 # What planted code that cannot run raises: a test that fails of it has noticed nothing.
 BROKEN = (SyntaxError, ImportError, NameError, AttributeError)
@@ -68,6 +69,7 @@ class Outcome:
     detail: str = ""
     error: str = ""
     seconds: float = 0.0
+    late: bool = False  # caught by a test of the long part alone, where the quick part has some
 
     @property
     def good(self) -> bool:
@@ -78,10 +80,12 @@ class Outcome:
 class Watch:
     """A plugin of pytest: which tests run, and which fails first."""
 
-    def __init__(self, tests: Sequence[str]) -> None:
-        self._tests = [target.split() for target in tests]
+    def __init__(self, task: Task) -> None:
+        self._tests = [target.split() for target in task.tests]
+        self._thorough = task.fault is not None
+        self._late: set[str] = set()
         self.failed = self.error = ""
-        self.broken = False
+        self.broken = self.late = False
 
     def pytest_collection(self) -> None:
         """After the conftest, before the tests: the first example found will do."""
@@ -92,19 +96,28 @@ class Watch:
         settings.load_profile("mutations")
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Tests of the quick part; where it has none of such an id, those of the long part."""
+        """Tests of the quick part; where it has none of such an id, those of the long part.
+
+        With a fault, all others of the long part after them.
+        """
         chosen: dict[pytest.Item, None] = {}
+        later: dict[pytest.Item, None] = {}
         tried = [item for item in items if not item.get_closest_marker("exhaustive")]
         for words in self._tests:
             own = [item for item in tried if all(word in item.nodeid for word in words)]
             quick = [item for item in own if not item.get_closest_marker("long")]
             chosen |= dict.fromkeys(quick or own)
-        items[:] = [item for item in items if item in chosen]
+            later |= dict.fromkeys(own if self._thorough else ())
+        soon = [item for item in items if item in chosen]
+        late = [item for item in items if item in later and item not in chosen]
+        self._late = {item.nodeid for item in late}
+        items[:] = soon + late
 
     def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
         if self.failed:
             return
         self.failed = node.nodeid.removeprefix("tests/")
+        self.late = node.nodeid in self._late
         self.error = f"{call.excinfo.type.__name__}: {call.excinfo.value}"[:MOST]
         # A law reports any exception as its own, raised from the first.
         causes, error = [], call.excinfo.value
@@ -133,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faults = [f for f in FAULTS[which % of :: of] if not options.only or f.name in options.only]
     started = time.monotonic()
     tasks = [*_unmutated(faults), *(Task(f.name, f.tests, f) for f in faults)]
-    outcomes = []
+    outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="posenc-mutations-") as scratch:
         # Read when JAX is imported: a run compiles only the programs that its fault changes.
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{scratch}/jax")
@@ -141,9 +154,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
         for name in WARM:
             importlib.import_module(name)
-        for outcome in _all(tasks, Path(scratch), options.jobs):
-            print(_line(outcome, options.verbose), flush=True)
-            outcomes.append(outcome)
+        while tasks:
+            for outcome in _all(tasks, Path(scratch), options.jobs):
+                print(_line(outcome, options.verbose), flush=True)
+                outcomes.append(outcome)
+            late = {o.detail for o in outcomes if o.late and o.good and o.task in tasks}
+            named = sorted(f"{Path(test.partition('::')[0]).name} {test}" for test in late)
+            tasks = [Task("no fault, tests of the long part", tuple(named))] if named else []
     bad = [o for o in outcomes if not o.good]
     caught = sum(o.task.fault is not None and o.good for o in outcomes)
     seconds = time.monotonic() - started
@@ -252,11 +269,11 @@ def _tried(task: Task, copy: Path) -> Outcome:
     if task.fault is not None:
         _plant(task.fault, copy)
     _import_from(copy)
-    watch = Watch(task.tests)
+    watch = Watch(task)
     names = {target.split()[0] for target in task.tests}
     files = sorted(str(file) for name in names for file in Path("tests").rglob(name))
     code = pytest.main([*OPTIONS, f"--rootdir={copy}", *files], plugins=[watch])
-    return Outcome(task, *watch.ended(code), error=watch.error)
+    return Outcome(task, *watch.ended(code), error=watch.error, late=watch.late)
 
 
 def _import_from(copy: Path) -> None:
