@@ -40,6 +40,7 @@ if not require("torch"):
 import array_api_compat.torch as xp
 import torch
 import torch.utils.checkpoint
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -792,15 +793,10 @@ def test_auto_compiles_whole_where_scores_are_many():
     result = torch.compile(attend, fullgraph=True, backend="aot_eager")(q)
     assert_near(result, attend(q, "chunked"), two(1100))
     torch._dynamo.reset()
-    graphs = []
-
-    def counted(graph, given):
-        graphs.append(graph)
-        return graph.forward
-
-    broken = torch.compile(lambda q: attend(2 * q, "chunked") + 1, backend=counted)(q)
+    counter = CompileCounterWithBackend("aot_eager")
+    broken = torch.compile(lambda q: attend(2 * q, "chunked") + 1, backend=counter)(q)
     assert_near(broken, attend(2 * q, "chunked") + 1, two(1100))
-    assert len(graphs) <= 3  # before it, after it, and what checks its arguments
+    assert counter.frame_count <= 3  # before it, after it, and what checks its arguments
 
 
 MEMORY = """

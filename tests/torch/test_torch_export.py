@@ -46,7 +46,7 @@ def arguments(form, scheme, q_len, k_len, batch):
 
 # What is exported, lengths of queries and of keys it must serve, and the axes that vary.
 FORMS = {
-    "whole": ((6, 6), [(2, 2), (5, 5), (21, 21)], (KEYS, KEYS)),
+    "whole": ((6, 6), [(1, 1), (2, 2), (5, 5), (21, 21)], (KEYS, KEYS)),
     "decoding": ((1, 6), [(1, 2), (1, 21)], (None, KEYS)),
     "documents": ((4, 6), [(4, 6), (3, 3), (7, 21)], (QUERIES, KEYS)),
     "packed": ((6, 6), [(2, 2), (5, 5), (21, 21)], (KEYS, KEYS)),
@@ -114,7 +114,9 @@ def test_an_exported_program_serves_every_length(subject, form, strict):
     learned = {f"position.{name}" for name in scheme.param_specs()}
     assert {name for name, _ in program.named_parameters()} == learned
     run, loaded = program.module(), reloaded(program).module()
-    for q_len, k_len in lengths:
+    # Where features are computed from tokens, PyTorch writes a program of its own for one.
+    fewest = (2, 2) if form == "whole" and scheme.feature_specs() else (1, 1)
+    for q_len, k_len in (at for at in lengths if at >= fewest):
         tokens = arguments(form, scheme, q_len, k_len, batch=3)
         expected = layer(**tokens)
         for result, again, right in zip(run(**tokens), loaded(**tokens), expected, strict=True):

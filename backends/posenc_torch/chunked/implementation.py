@@ -30,8 +30,7 @@ def chunked(call: Call) -> tuple[Tensor, Tensor | None]:
     if torch.compiler.is_compiling() or "torch._dynamo" in sys.modules:
         from posenc_torch.chunked import uncompiled
 
-        result: tuple[Tensor, Tensor | None] = uncompiled.run(call)
-        return result
+        return uncompiled.run(call)
     return run(call)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
+from torch import Tensor
 
+from posenc.backend import Call
 from posenc_torch.chunked import run as plain
 from posenc_torch.chunked.parts import WHY_NOT_COMPILED
 
-run: Callable[..., Any] = torch.compiler.disable(plain.run, reason=WHY_NOT_COMPILED)  # type: ignore[no-untyped-call]
+run: Callable[[Call], tuple[Tensor, Tensor | None]] = torch.compiler.disable(
+    plain.run, reason=WHY_NOT_COMPILED
+)  # type: ignore[no-untyped-call]
