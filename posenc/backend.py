@@ -9,9 +9,10 @@ A backend is a package that computes attention in one framework. From posenc it 
 a call                 ``prepare`` makes a ``Call`` with two ``Tokens`` and a ``Mask``
 implementations        ``Implementation``, which makes a ``Planned`` or a ``Refusal`` of a call;
                        ``choose``, ``explain_choice``
-the bias               dense (``Call.bias``), on a tile (``bias_tile``), or in a cheaper form:
-                       ``bias_by_distance``, ``bias_by_key``; ``fold_key_bias`` widens q and k;
-                       ``near_diagonals``: tiles on which a bias by distance is not constant
+the bias               dense (``Call.bias``), on a tile (``bias_tile``; ``dense_bias``, with tables
+                       by distance), or in a cheaper form: ``bias_by_distance``, ``bias_by_key``;
+                       ``fold_key_bias`` widens q and k; ``near_diagonals``: tiles on which a bias
+                       by distance is not constant
 the mask               of positions (``visible``), of a call or tile (``visible_pairs``), of blocks
                        (``visible_blocks``)
 whole rows             ``of_queries``: a call of some queries, for a scheme that adjusts rows of
@@ -19,7 +20,8 @@ whole rows             ``of_queries``: a call of some queries, for a scheme that
 decay of channels      ``ChannelDecay``: anchored products of a tile; ``has_channel_decay``
 fully masked rows      ``may_be_fully_masked``, ``zero_fully_masked``
 negligible blocks      ``negligible_blocks``, ``Bounds``: keys whose weights round to nothing
-params                 ``as_mapping``, ``merge_constants``, ``head_views``, ``tile_views``
+params                 ``as_mapping``, ``merge_constants``, ``head_views``, ``tile_views``,
+                       ``without_prefix``
 tables of tokens       ``ReadTable``: how a backend reads them; ``broadcast_index``
 operations             ``provide``, ``Operations``: what a framework does better than the Array API
 layers of a model      ``LayerPlan``, ``add_embedding``, ``check_layer``
@@ -27,7 +29,7 @@ arguments              ``check_*``, ``as_positions``, ``advise_unknown``
 =====================  ===========================================================================
 """
 
-from posenc.apply.bias import bias_at_distances, bias_tile, has_bias, scheme_bias
+from posenc.apply.bias import bias_at_distances, bias_tile, dense_bias, has_bias, scheme_bias
 from posenc.apply.embed import embedding, has_embedding
 from posenc.apply.feature_needs import (
     has_features,
@@ -107,6 +109,7 @@ from posenc.contract.params import (
     head_views,
     merge_constants,
     tile_views,
+    without_prefix,
     working_dtype,
 )
 from posenc.contract.protocol import Hook, PositionScheme, SchemeWarning
@@ -187,6 +190,7 @@ __all__ = [
     "complete_sides",
     "concrete_values",
     "dense",
+    "dense_bias",
     "embedding",
     "explain_choice",
     "fold_key_bias",
@@ -230,6 +234,7 @@ __all__ = [
     "visible_tokens",
     "why_not_foldable",
     "with_hidden",
+    "without_prefix",
     "working_dtype",
     "zero_fully_masked",
     "zero_unless",

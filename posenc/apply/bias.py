@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from array_api_compat import device
@@ -12,7 +13,7 @@ from posenc.apply.feature_needs import reads_features
 from posenc.apply.shapes import as_column, as_row, cast, check_batches, prepare_params
 from posenc.contract.checks import check_scheme
 from posenc.contract.operations import shared_namespace
-from posenc.contract.params import head_count, head_views, tile_views
+from posenc.contract.params import head_count, head_views, tile_views, without_prefix
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
 from posenc.contract.tables import ReadTable
 from posenc.positions.integers import as_positions
@@ -99,18 +100,32 @@ def dense_bias(
     xp: Namespace,
     read: ReadTable | None = None,
     in_order: bool = False,
+    consecutive: bool = False,
 ) -> Array | None:
-    """``bias_tile`` of all pairs, through a table by distance where that is faster.
+    """``bias_tile``, through a table by distance where that is faster.
 
-    ``in_order``: the positions are ``K - Q .. K - 1`` and ``0 .. K - 1``.
+    A bias that is a sum may have such a table for some of its terms. ``in_order``: the positions
+    are ``K - Q .. K - 1`` and ``0 .. K - 1``, and so they are ``consecutive``.
     """
     value = _bias_from_table(scheme, q, k, arrays, dtype=dtype, xp=xp, in_order=in_order)
     if value is not None:
         return value
-    return bias_tile(
-        scheme, q, k, arrays, query=query, key=key, dtype=dtype, xp=xp, read=read,
-        consecutive=in_order,
-    )  # fmt: skip
+    tile = partial(bias_tile, dtype=dtype, xp=xp, read=read, consecutive=consecutive or in_order)
+    terms = scheme.bias_terms()
+    tables = [
+        _bias_from_table(term, q, k, without_prefix(arrays, prefix), dtype=dtype, xp=xp,
+                         in_order=in_order)
+        for prefix, term in (terms if len(terms) > 1 else ())
+    ]  # fmt: skip
+    if all(table is None for table in tables):
+        return tile(scheme, q, k, arrays, query=query, key=key)
+    for (prefix, term), table in zip(terms, tables, strict=True):
+        if table is None:
+            own, query_own, key_own = (without_prefix(a, prefix) for a in (arrays, query, key))
+            table = tile(term, q, k, own, query=query_own, key=key_own)
+        if table is not None:
+            value = table if value is None else value + table
+    return value
 
 
 def _bias_from_table(

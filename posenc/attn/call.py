@@ -12,15 +12,21 @@ from posenc.apply.shapes import as_column, as_row
 from posenc.attn.channel_decay import ChannelDecay
 from posenc.attn.masks import Mask, as_columns, as_rows
 from posenc.attn.shared import Shared
-from posenc.contract.params import Features, Params, head_views, of_keys, tile_views
+from posenc.contract.params import (
+    SEGMENT,
+    Features,
+    Params,
+    head_views,
+    of_keys,
+    tile_views,
+    without_prefix,
+)
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Namespace, Role, Window
 from posenc.contract.tables import ReadTable
 from posenc.contract.tokens import Tokens
 
 T = TypeVar("T")
-# Features that every part of a scheme reads.
-PLACES, _SEGMENT = "places", "segment"
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,7 @@ class Call:
         own = side.features
         if rows and side.seg is not None:
             seg = side.seg if len(side.seg.shape) == 2 else side.seg[None, :]
-            own = {**own, _SEGMENT: seg[:, None, :]}
+            own = {**own, SEGMENT: seg[:, None, :]}
         return tile_views(own, role, xp=self.xp, rows=rows)
 
     def bias_terms(self) -> tuple[Call, ...]:
@@ -154,7 +160,7 @@ class Call:
         """The same call with a part of the scheme, whose arrays and features have a prefix."""
         names, absent = (*scheme.param_specs(), *scheme.constants()), of_keys(scheme)
         query, key = (
-            side.with_features(_without_prefix(side.features, prefix))
+            side.with_features(without_prefix(side.features, prefix))
             for side in (self.query, self.key)
         )
         arrays = {name: self.arrays[prefix + name] for name in names if name not in absent}
@@ -237,9 +243,3 @@ def visible_tokens(mask: Mask, q: Tokens, k: Tokens, xp: Namespace) -> Array | N
         return pairs
     same: Array = q.seg == k.seg
     return same if pairs is None else pairs & same
-
-
-def _without_prefix(features: Mapping[str, Array], prefix: str) -> dict[str, Array]:
-    """The features whose names have a prefix, by their names without it, and places."""
-    own = {n.removeprefix(prefix): a for n, a in features.items() if n.startswith(prefix)}
-    return own | {n: a for n, a in features.items() if n == PLACES}

@@ -27,7 +27,7 @@ from posenc.attn.arguments import (
     check_shapes,
     complete_sides,
 )
-from posenc.attn.call import PLACES, Call
+from posenc.attn.call import Call
 from posenc.attn.embedding_only import attention_part, embeds_only
 from posenc.attn.features import side_features
 from posenc.attn.key_order import with_ordered_keys
@@ -43,6 +43,7 @@ from posenc.contract.checks import (
 )
 from posenc.contract.operations import is_compiling, shared_namespace
 from posenc.contract.params import (
+    PLACES,
     Params,
     as_mapping,
     check_params,

@@ -13,6 +13,15 @@ from posenc.contract.operations import accepted_libraries, constant_array
 from posenc.contract.protocol import Array, Namespace, ParamSpec, PositionScheme, Role
 from posenc.contract.tables import HeadTable, ReadTable, TokenTable
 
+PLACES, SEGMENT = "places", "segment"
+OF_ALL_PARTS = (PLACES, SEGMENT)  # features that the library adds, which every part reads
+
+
+def without_prefix(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+    """The arrays or features of one part, by their names without its prefix, and those of all."""
+    own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+    return own | {n: a for n, a in arrays.items() if n in OF_ALL_PARTS}
+
 
 class Features(Mapping[str, Array]):
     """Features of the queries or of the keys, by name: ``params.query`` and ``params.key``."""

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from posenc.apply.feature_needs import reads_features, reads_vectors
 from posenc.contract.checks import check_scheme
-from posenc.contract.params import Features, Params, float_dtype, head_count
+from posenc.contract.params import OF_ALL_PARTS, Features, Params, float_dtype, head_count
 from posenc.contract.protocol import Hook, PositionScheme
 from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec, Role, Window
 
@@ -20,7 +20,6 @@ _AT_MOST_ONE = {
     Hook.SINK: "has a sink",
     Hook.REGIONS: "has regions",
 }
-_OF_ALL_PARTS = ("places", "segment")  # features that the library adds
 
 
 class Combination(PositionScheme):
@@ -294,7 +293,7 @@ class PartFeatures(Features):
         self._whole, self._prefix = whole, prefix
 
     def __getitem__(self, name: str) -> Array:
-        return self._whole[name if name in _OF_ALL_PARTS else self._prefix + name]
+        return self._whole[name if name in OF_ALL_PARTS else self._prefix + name]
 
     def __iter__(self) -> Iterator[str]:
         return (name[len(self._prefix) :] for name in self._whole if name.startswith(self._prefix))

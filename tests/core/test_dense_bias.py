@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from frameworks import FRAMEWORKS, ROUTES
 from sample import few_of_jax, long
-from subjects import SUBJECTS, normal, params_of
+from subjects import HIDDEN_DIM, SUBJECTS, normal, params_of
 
 import posenc
 from posenc.apply.bias import bias_tile, depends_on_distance
 from posenc.apply.by_distance import Distances
 from posenc.apply.shapes import as_column, as_row, prepare_params
+from posenc.schemes import FoX, Sum
 from posenc.testing import assert_near
 from posenc.testing.tolerances import attention_bound, rounding_bound
 
@@ -121,3 +122,22 @@ def test_attention_computes_as_many_numbers_as_there_are_distances(route):
     bound = attention_bound("float32", channels=4, keys=Q, score=Q)
     assert_near(route.attend(scheme, tensors, {}), expected, bound)
     assert max(scheme.sizes) == 2 * Q - 1
+
+
+# Tiles of torch's chunked, and all pairs at once; JAX's chunked has a test of its own tables.
+TILES = few_of_jax([*DENSE, *(r for r in ROUTES if r.id == "torch-chunked")])
+
+
+@pytest.mark.parametrize("route", TILES)
+def test_terms_of_a_sum_compute_as_many_numbers_as_there_are_distances(route):
+    gates, counted = FoX(2, HIDDEN_DIM), Counted()
+    tensors = {name: normal((1, 2, Q, 4), n, "float64") for n, name in enumerate("qkv")}
+    tokens = posenc.Tokens(x=normal((1, Q, HIDDEN_DIM), 3, "float64"))
+    at = np.arange(Q)
+    by_pair = -np.abs(at - at[:, None]).astype(float)[None, None]
+    params, options = posenc.init_params(gates), {"tokens": tokens, "causal": True}
+    expected = posenc.attention(**tensors, scheme=gates, params=params, bias=by_pair, **options)
+    params = {f"1_{name}": array for name, array in params.items()}
+    bound = attention_bound("float32", channels=4, keys=Q, score=2 * Q)
+    assert_near(route.attend(Sum(counted, gates), tensors, params, **options), expected, bound)
+    assert max(counted.sizes) == 2 * Q - 1

@@ -180,7 +180,7 @@ def test_blocks_that_jax_leaves_out_hold_nothing_to_see(layout):
     mask = complete_mask(o["causal"], o["window"], o["mask"])
     tiling = blocks.Tiling(
         layout.scheme, scale=1.0, softcap=None, mask=mask, dtype="float32",
-        aligned=True, has_table=False, heads=1, skips=False, **sizes,
+        aligned=True, has_table=False, by_pair=(), heads=1, skips=False, **sizes,
     )  # fmt: skip
     q, k = np.arange(layout.k_len - layout.q_len, layout.k_len), np.arange(layout.k_len)
     seen = np.asarray([[sees(Side(i, 0, 1), Side(j, 0, 1), o) for j in k] for i in q])

@@ -19,7 +19,7 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 posenc_jax = pytest.importorskip("posenc_jax")
 from posenc_jax.chunked.blocks import block_size, make_tiling  # noqa: E402
-from posenc_jax.chunked.by_distance import make_table  # noqa: E402
+from posenc_jax.chunked.by_distance import split_bias  # noqa: E402
 from posenc_jax.chunked.implementation import chunked  # noqa: E402
 from posenc_jax.chunked.ranges import needed_ranges  # noqa: E402
 
@@ -84,8 +84,18 @@ def test_a_bias_that_costs_more_than_scores_is_computed_once_per_distance():
     for scheme in posenc.schemes.Sandwich(HEADS, dim=32), posenc.T5Bias(HEADS):
         params = posenc_jax.init(scheme, jax.random.key(0))
         call = prepare(q, k, v, scheme, params, xp=jnp)
-        np.testing.assert_array_equal(make_table(call)[:, at], call.bias()[0])
-    assert make_table(prepare(q, k, v, posenc.ALiBi(HEADS), xp=jnp)) is None
+        table, by_pair = split_bias(call)
+        np.testing.assert_array_equal(table[:, at], call.bias()[0])
+        assert by_pair == ()
+    alibi = posenc.ALiBi(HEADS)
+    assert split_bias(prepare(q, k, v, alibi, xp=jnp)) == (None, (("", alibi),))
+    # A sum has both.
+    both = posenc.schemes.Sum(alibi, posenc.T5Bias(HEADS))
+    params = posenc_jax.init(both, jax.random.key(0))
+    table, by_pair = split_bias(prepare(q, k, v, both, params, xp=jnp))
+    t5 = prepare(q, k, v, both.schemes[1], {"table": params["1_table"]}, xp=jnp)
+    np.testing.assert_array_equal(table[:, at], t5.bias()[0])
+    assert by_pair == (("0_", alibi),)
 
 
 @long

@@ -33,6 +33,7 @@ _WIDTH = 2
 _LANES = 8
 
 Index: TypeAlias = int | Array
+Terms: TypeAlias = tuple[tuple[str, PositionScheme], ...]  # as ``scheme.bias_terms()``
 
 
 @contextmanager
@@ -63,7 +64,9 @@ class Tiling:
         As in ``posenc.attn.call.Call``; ``mask`` has no array. With aligned positions the
         index of a tile gives its positions.
     has_table
-        Whether the bias is a table by distance, the learned array ``TABLE``.
+        Whether the bias, or some terms of it, are a table by distance, the learned array ``TABLE``.
+    by_pair
+        The terms of the bias that a tile computes; all of them as one without a table.
     q_len, k_len, q_block, k_block
         Lengths of q and k, and of their blocks; the last block may be padded.
     heads
@@ -80,6 +83,7 @@ class Tiling:
     dtype: Any
     aligned: bool
     has_table: bool
+    by_pair: Terms
     q_len: int
     k_len: int
     q_block: int
@@ -151,7 +155,7 @@ class Tiling:
         return back, ahead
 
 
-def make_tiling(call: Call, *, has_table: bool = False) -> Tiling:
+def make_tiling(call: Call, *, has_table: bool = False, by_pair: Terms = ()) -> Tiling:
     """How a call is split into tiles."""
     q_len, k_len = call.q.shape[2], call.k.shape[2]
     q_block, k_block = _even_block_size(q_len), _even_block_size(k_len)
@@ -174,6 +178,7 @@ def make_tiling(call: Call, *, has_table: bool = False) -> Tiling:
         dtype=call.dtype,
         aligned=call.aligned,
         has_table=has_table,
+        by_pair=by_pair,
         q_len=q_len,
         k_len=k_len,
         q_block=q_block,

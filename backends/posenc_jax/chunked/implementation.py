@@ -37,7 +37,7 @@ from posenc_jax.chunked.blocks import (
     make_tiling,
     split_blocks,
 )
-from posenc_jax.chunked.by_distance import TABLE, make_table, pad_table
+from posenc_jax.chunked.by_distance import TABLE, of_terms, pad_table, split_bias
 from posenc_jax.chunked.decay import lies_before
 from posenc_jax.chunked.lanes import (
     Group,
@@ -71,8 +71,8 @@ def chunked(call: Call) -> tuple[Array, Array]:
     Both are in the working dtype ``call.dtype``; the call's namespace must be ``jax.numpy``. A
     fully masked row is 0, and its log-sum-exp is the lowest finite number.
     """
-    table = make_table(call)
-    tiling = make_tiling(call, has_table=table is not None)
+    table, by_pair = split_bias(call)
+    tiling = make_tiling(call, has_table=table is not None, by_pair=by_pair)
     q, k, v = call.q, call.k, call.v
     if may_be_fully_masked(call):
         q, k, v = _zero_fully_masked(
@@ -135,7 +135,8 @@ def _attend_compiled(
     else:
         ranges = visible_ranges(tiling, query, key)
     if table is not None:
-        learned, fixed = {TABLE: pad_table(table, tiling)}, {}
+        learned, fixed = (of_terms(arrays, tiling.by_pair) for arrays in (learned, fixed))
+        learned = {**learned, TABLE: pad_table(table, tiling)}
     of_q, of_k = (
         dict[str, Any](size=size, padding=padding)
         for size, padding in zip((tiling.q_block, tiling.k_block), tiling.padding, strict=True)

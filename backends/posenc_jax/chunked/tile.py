@@ -14,6 +14,7 @@ from posenc.backend import (
     Tokens,
     bias_tile,
     visible_tokens,
+    without_prefix,
 )
 from posenc_jax.chunked import decay
 from posenc_jax.chunked.blocks import Tiling
@@ -117,20 +118,18 @@ def tile_scores(
 
     def compute_bias(learned: Arrays, query_floats: Arrays, key_floats: Arrays) -> Array | None:
         at = query.side.encoded_pos[..., :, None], key.side.encoded_pos[..., None, :]
-        arrays, dtype = {**learned, **fixed}, tiling.dtype
-        bias: Array | None
+        arrays = {**learned, **fixed}
+        features = query.side.features | query_floats, key.side.features | key_floats
+        bias: Array | None = None
         if tiling.has_table:
             bias = tile_of_table(arrays[TABLE], tiling, query.side, key.side)
-        else:
-            bias = bias_tile(
-                tiling.scheme,
-                *at,
-                arrays,
-                query=query.side.features | query_floats,
-                key=key.side.features | key_floats,
-                dtype=dtype,
-                xp=jnp,
+        for prefix, term in tiling.by_pair:
+            own, of_query, of_key = (without_prefix(a, prefix) for a in (arrays, *features))
+            added = bias_tile(
+                term, *at, own, query=of_query, key=of_key, dtype=tiling.dtype, xp=jnp
             )
+            if added is not None:
+                bias = added if bias is None else bias + added
         return None if bias is None else _split_heads(bias, scores.shape)
 
     bias, bias_vjp = jax.vjp(

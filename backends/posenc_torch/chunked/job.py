@@ -20,7 +20,7 @@ from posenc.backend import (
     as_row,
     bias_by_distance,
     bias_by_key,
-    bias_tile,
+    dense_bias,
     has_bias,
     has_channel_decay,
     may_be_fully_masked,
@@ -207,7 +207,7 @@ class Job(NamedTuple):
         call, mask, bias = self.call, self._mask(part), tensors.get(EXTRA_BIAS)
         if has_bias(call.scheme):
             query, key = call.query.select(part.queries), _keys_of(part, call.key)
-            term = bias_tile(
+            term = dense_bias(
                 call.scheme, as_column(query.encoded_pos), as_row(key.encoded_pos),
                 named(tensors, Axes.HEADS, Axes.NONE),
                 query=named(tensors, Axes.OF_QUERIES), key=named(tensors, Axes.OF_KEYS),
