@@ -11,7 +11,8 @@ Each scheme gets three seeds, and five where it solves the task with some of the
 
 Records lie in docs/atlas, one file for each task, JSON Lines compressed by xz. A record is never
 computed twice: another seed, scheme or task adds rows. It must have the task's own settings and the
-text of the others. Runs in progress are kept in ``--out``: the same command goes on from there.
+text of the others. Runs in progress are kept in ``--out``: the same command goes on from there. The
+page shows a task when most schemes have three seeds of it; until then it says that it is begun.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def main() -> None:
     )
     parser.add_argument("--task", nargs="+", default=[], help="tasks to compute; text is one")
     parser.add_argument("--schemes", nargs="+", default=["all"], help="default: the catalogue")
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, 0 .. N - 1")
+    parser.add_argument(
+        "--seeds", type=int, default=atlas_page.SEEDS, help="number of seeds, 0 .. N - 1"
+    )
     parser.add_argument(
         "--mixed-seeds", type=int, default=5,
         help="seeds of a scheme that solves a task with some of them only; default: %(default)s",

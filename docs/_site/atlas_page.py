@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,7 @@ from posenc.study.tasks.catalogue import TEXT, expand
 from posenc.study.terminal import describe
 
 _AUTO = {"torch": "PyTorch", "jax": "JAX"}
+SEEDS = 3  # of each scheme, at least
 _INK, _PALE = "#1a1a1a", "#ffffff"
 
 
@@ -114,13 +116,23 @@ class Column:
         return max(0.0, (one.score(length) - chance) / (1 - chance))
 
 
+def columns_of(stored: Mapping[str, Records]) -> tuple[list[Column], list[Column]]:
+    """The tasks that the page shows, and those that are begun: most schemes lack seeds."""
+    names, shown, begun = Study(schemes=("all",)).labels, [], []
+    for task, records in stored.items():
+        seeds = Counter(record["scheme"] for record in records if record["status"] == "ok")
+        most = 2 * sum(seeds[name] >= SEEDS for name in names) > len(names)
+        (shown if most else begun).append(Column(task, records))
+    return shown, begun
+
+
 def write(docs: Path, stored: Mapping[str, Records]) -> None:
     """Replace what lies between the marks of atlas.md, and draw atlas.png."""
-    columns = [Column(task, records) for task, records in stored.items()]
+    columns, begun = columns_of(stored)
     path = docs / "atlas.md"
     costs = json.loads((docs / "costs.json").read_text(encoding="utf-8"))
     text = path.read_text(encoding="utf-8")
-    for name, block in blocks(columns, costs).items():
+    for name, block in blocks(columns, begun, costs).items():
         start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, _, rest = text.partition(start)
         text = f"{before}{start}{block}\n{end}{rest.partition(end)[2]}"
@@ -128,7 +140,9 @@ def write(docs: Path, stored: Mapping[str, Records]) -> None:
     (docs / "atlas.png").write_bytes(encode(picture(columns), "png"))
 
 
-def blocks(columns: Sequence[Column], costs: Mapping[str, Any]) -> dict[str, str]:
+def blocks(
+    columns: Sequence[Column], begun: Sequence[Column], costs: Mapping[str, Any]
+) -> dict[str, str]:
     """The parts of the page by the names of their marks."""
     return {
         "facts": facts(columns),
@@ -136,7 +150,7 @@ def blocks(columns: Sequence[Column], costs: Mapping[str, Any]) -> dict[str, str
         "losses": losses(columns),
         "scores": scores(columns),
         "costs": costs_table(order(columns), costs),
-        "missing": missing(columns),
+        "missing": missing(columns, begun),
     }
 
 
@@ -233,15 +247,18 @@ def _auto(implementations: Mapping[str, Any]) -> tuple[str, str]:
     return str(chosen[0].get("forward", "–")), str(chosen[0].get("step", "–"))
 
 
-def missing(columns: Sequence[Column]) -> str:
-    """Tasks without records, and schemes of the catalogue without some."""
-    names = Study(schemes=("all",)).labels
-    rows = [
-        (task, f"all {len(names)}") for task in tasks() if task not in {c.task for c in columns}
-    ]
-    for column in columns:
-        if lacking := [name for name in names if name not in column.schemes]:
-            rows.append((column.task, ", ".join(lacking)))
+def missing(columns: Sequence[Column], begun: Sequence[Column]) -> str:
+    """Tasks without records, tasks that are begun, and schemes of the catalogue without some."""
+    names, stored = Study(schemes=("all",)).labels, {c.task: c for c in (*columns, *begun)}
+    rows = []
+    for task in tasks():
+        own = stored.get(task)
+        lacking = [name for name in names if own is None or name not in own.schemes]
+        if own in begun:
+            rows.append((task, f"begun: {len(own.records)} of {SEEDS * len(names)} records"))
+        elif lacking:
+            every = len(lacking) == len(names)
+            rows.append((task, f"all {len(names)}" if every else ", ".join(lacking)))
     if not rows:
         return "Every task of the catalogue has records of every scheme."
     return "\n".join(table(("task", "schemes without records"), rows))

@@ -99,11 +99,29 @@ def test_a_scheme_that_some_seeds_solve_gets_more_seeds(atlas, monkeypatch):
     assert ran == [(["all"], 3), (["alibi"], 5)]
 
 
+def test_a_task_is_begun_until_most_schemes_have_three_seeds(atlas):
+    page, names = atlas.atlas_page, atlas.Study(schemes=("all",)).labels
+    most = names[: len(names) // 2 + 1]
+    records = [record(name, seed) for name in most for seed in range(3)]
+    shown, begun = page.columns_of({"majority": records})
+    assert ([each.task for each in shown], begun) == (["majority"], [])
+    rows = page.missing(shown, begun).splitlines()
+    assert f"| majority | {', '.join(names[len(most) :])} |" in rows
+    assert f"| parity | all {len(names)} |" in rows
+    failed = [*records[:-1], {**records[-1], "status": "failed"}]
+    shown, begun = page.columns_of({"majority": failed})
+    assert (shown, [each.task for each in begun]) == ([], ["majority"])
+    row = f"| majority | begun: {len(failed)} of {3 * len(names)} records |"
+    assert row in page.missing(shown, begun).splitlines()
+
+
 def test_every_stored_record_is_on_the_page(atlas, monkeypatch):
     monkeypatch.setattr(atlas, "FOLDER", DOCS / "atlas")
-    found = atlas.stored()
+    found, (shown, begun) = atlas.stored(), atlas.atlas_page.columns_of(atlas.stored())
     assert "text" in found
-    for task, records in found.items():
+    for column in begun:
+        assert f"| {column.task} | begun: {len(column.records)} of " in PAGE
+    for task, records in ((column.task, column.records) for column in shown):
         for each in records:
             atlas.check(each)
         name = "losses" if task == "text" else "scores"
@@ -119,7 +137,7 @@ def test_every_stored_record_is_on_the_page(atlas, monkeypatch):
 
 def test_the_table_of_facts_is_that_of_the_records(atlas, monkeypatch):
     monkeypatch.setattr(atlas, "FOLDER", DOCS / "atlas")
-    columns = [atlas.atlas_page.Column(task, each) for task, each in atlas.stored().items()]
+    columns, _ = atlas.atlas_page.columns_of(atlas.stored())
     assert atlas.atlas_page.facts(columns) in PAGE
 
 
