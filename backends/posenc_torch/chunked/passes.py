@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc_torch.chunked import fused
+from posenc_torch.chunked.by_key import KeySums, serves
 from posenc_torch.chunked.job import Job, turned
 from posenc_torch.chunked.parts import Part
 from posenc_torch.chunked.scores import Scores
@@ -50,12 +51,21 @@ class Fused(torch.autograd.Function):
         given = dict(zip(job.slots, saved, strict=True))
         job = job.with_kept(given)
         sums = _Sums(job, given, ctx.needs_input_grad[1:])
+        learns = [n for n in sums.slots if n not in (Q, K, V)]
+        by_key = KeySums(job, given) if learns and serves(job) else None
+        if by_key is not None:
+            given, outs, d_out = (
+                by_key.widened(given),
+                by_key.of_width(outs),
+                by_key.of_width(d_out),
+            )
+        # Otherwise autograd computes them from the gradient of each score, or of a table's entry.
+        leaves = [n for n in learns if by_key is None and n != TABLE]
         # A backward pass may be called inside autocast.
         with torch.autocast(d_out.device.type, enabled=False):
             for part in job.parts:
                 out, lse = (a[:, part.heads, part.queries] for a in (outs, lses))
                 tensors = {n: t.detach() for n, t in job.slices(part, given).items()}
-                leaves = [n for n in sums.slots if n not in (Q, K, V, TABLE)]
                 learned = {n: tensors[n].requires_grad_() for n in leaves}
                 with torch.set_grad_enabled(bool(learned)):
                     q, k, v, bias, mask = job.masked(part, tensors)
@@ -66,8 +76,13 @@ class Fused(torch.autograd.Function):
                     d_part = torch.where(fully_masked, 0.0, d_part)
                 result = fused.Result(out, lse)
                 d_q, d_k, d_v = fused.backward(d_part, q, k, v, result, term, job.call.scale)
-                sums.add(part, {Q: turned(d_q, tensors), K: d_k, V: d_v})
-                if bias is None or term is None or not (bias.requires_grad or TABLE in sums.slots):
+                d_q = turned(d_q, tensors)
+                if by_key is not None:
+                    by_key.add(part, d_q, d_k)
+                sums.add(part, {Q: d_q, K: d_k, V: d_v})
+                if by_key is not None or bias is None or term is None:
+                    continue
+                if not (bias.requires_grad or TABLE in sums.slots):
                     continue
                 scores = Scores.of(
                     d_part, q, k, v, term, lse, scale=job.call.scale, dtype=job.call.dtype
@@ -80,6 +95,8 @@ class Fused(torch.autograd.Function):
                     bias, list(learned.values()), d_bias, allow_unused=True
                 )
                 sums.add(part, dict(zip(learned, d_learned, strict=True)))
+        if by_key is not None:
+            sums.add_whole(by_key.gradients(learns))
         return None, *sums.results()
 
 
@@ -166,6 +183,8 @@ class _Sums:
             gradient = gradients.get(slot)
             if gradient is None:
                 continue
+            if slot in (Q, K, V) and gradient.shape[3] > whole.shape[3]:
+                gradient = gradient[..., : whole.shape[3]]  # the rest are of ``KeySums``
             self._used.add(slot)
             totals, axis = self._job.views(slot.axes, part, whole)
             pieces: Sequence[Tensor] = (gradient,)
@@ -176,6 +195,12 @@ class _Sums:
                     total.copy_(own)
                 else:
                     total += own
+
+    def add_whole(self, gradients: Mapping[Slot, Tensor]) -> None:
+        """Add the gradients of whole tensors."""
+        self._used |= gradients.keys()
+        for slot, gradient in gradients.items():
+            self._totals[slot] += gradient
 
     def results(self) -> list[Tensor | None]:
         """The gradient of each tensor in its dtype; None if no part uses it."""
