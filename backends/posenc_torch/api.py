@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +39,7 @@ from posenc_torch.flex import implementation as flex
 from posenc_torch.network import network
 from posenc_torch.rotation import hold, rotate
 from posenc_torch.tables import take_along_axis
-from posenc_torch.tracing import has_values
+from posenc_torch.tracing import has_values, own_dtypes
 
 provide(
     Operations(
@@ -49,6 +48,7 @@ provide(
         rotate=rotate,
         network=network,
         take_along_axis=take_along_axis,
+        own_dtypes=own_dtypes,
         has_values=has_values,
     ),
     xp=xp,
@@ -118,7 +118,7 @@ def attention(
         window, mask, tokens, queries, bias, softcap, scale, k_transformed, return_lse
     )
     half = autocast_dtype(q)
-    with nullcontext() if half is None else torch.autocast(q.device.type, enabled=False):
+    with own_dtypes():
         call = _call(q, k, v, scheme, params, causal, half, skip_blocks, given)
         _, planned = choose(_IMPLEMENTATIONS, call, implementation)
         out, lse = planned.run(call)
@@ -155,7 +155,7 @@ def explain(
         window, mask, tokens, queries, bias, softcap, scale, k_transformed, return_lse
     )
     half = autocast_dtype(q)
-    with nullcontext() if half is None else torch.autocast(q.device.type, enabled=False):
+    with own_dtypes():
         call = _call(q, k, v, scheme, params, causal, half, skip_blocks, given)
         return explain_choice(_IMPLEMENTATIONS, call, implementation)
 
@@ -190,7 +190,7 @@ def attend_in_pass(
     The second is None unless it is asked for, and calls of other layers differ in vectors alone.
     """
     half = autocast_dtype(q)
-    with nullcontext() if half is None else torch.autocast(q.device.type, enabled=False):
+    with own_dtypes():
         call = _call(q, k, v, scheme, params, causal, half, skip_blocks, given, shared)
         kept = shared is not None and shared.keep(call)
         _, planned = choose(_IMPLEMENTATIONS, call, implementation)
@@ -226,7 +226,7 @@ def _of_vectors(
         return compute
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with torch.autocast(q.device.type, enabled=False):
+        with own_dtypes():
             return compute(q, k, v)
 
     return run

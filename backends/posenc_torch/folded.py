@@ -22,7 +22,13 @@ from posenc.backend import (
     plan_unless,
     why_not_foldable,
 )
-from posenc_torch.sdpa import WITHOUT_LSE, has_native_visible, promoted, refuse_second_derivatives
+from posenc_torch.sdpa import (
+    WITHOUT_LSE,
+    has_native_visible,
+    promoted,
+    refuse_second_derivatives,
+    without_derivative,
+)
 
 
 def folded(call: Call) -> tuple[Tensor, None]:
@@ -68,7 +74,7 @@ def plan(call: Call) -> Planned | Refusal:
 
 def _why_not(call: Call) -> str | None:
     """Why a call has no bias to fold in, or why SDPA cannot serve it without a mask."""
-    if (why := why_not_foldable(call)) is not None:
+    if (why := why_not_foldable(call) or without_derivative()) is not None:
         return why
     if not (has_native_visible(call) and call.plain):
         return (

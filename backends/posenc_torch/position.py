@@ -91,10 +91,11 @@ class Position(_SingleCalls, nn.Module):
 
     A model with a ``Position`` may be wrapped by ``fully_shard`` or ``DistributedDataParallel``. If
     the ``Position`` itself is sharded, call ``register_fsdp_forward_method(position, "attend")``,
-    and the same for ``"embed"``, because it has no ``forward``. With ``DTensor`` params or tokens,
-    call it under ``implicit_replication()``, because every process computes the same constants.
-    There use ``implementation="sdpa"`` for a learned bias, else ``"reference"``: PyTorch shards no
-    other kernel.
+    and the same for ``"embed"``, because it has no ``forward``. ``fully_shard`` takes no scalars,
+    of which FIRE learns two: name them in its ``ignored_params``, and average their gradients. With
+    ``DTensor`` params or tokens, call it under ``implicit_replication()``, because every process
+    computes the same constants. There use ``implementation="sdpa"`` for a learned bias, else
+    ``"reference"``: PyTorch shards no other kernel.
 
     Parameters
     ----------

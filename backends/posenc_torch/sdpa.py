@@ -21,7 +21,7 @@ from posenc.backend import (
 from posenc_torch.diagonals import mask_by_distance
 from posenc_torch.fully_masked import zero_fully_masked
 from posenc_torch.tables import gather_pairs
-from posenc_torch.tracing import constant_in_programs, is_traced, may_read
+from posenc_torch.tracing import constant_in_programs, is_forward_mode, is_traced, may_read
 
 WITHOUT_LSE = "scaled_dot_product_attention returns none"
 _SMALL_SCORES, _SMALL_QUERIES = 2**19, 256  # per head
@@ -111,7 +111,15 @@ def plan(call: Call) -> Planned | Refusal:
     """How SDPA serves a call, or why it cannot."""
     if call.softcap is not None:
         return Refusal("scaled_dot_product_attention has no softcap")
+    if (why := without_derivative()) is not None:
+        return Refusal(why)
     return Planned(sdpa, without_lse=WITHOUT_LSE, takes_sink=True, fixed=fixed)
+
+
+def without_derivative() -> str | None:
+    """Why SDPA does not serve the differentiation of a call."""
+    forward = not torch.compiler.is_compiling() and is_forward_mode()
+    return "the kernels of SDPA have no derivative in forward mode" if forward else None
 
 
 def has_native_mask(call: Call) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -39,7 +40,24 @@ def is_exporting() -> bool:
 def is_transformed() -> bool:
     """Whether ``torch.func`` or forward-mode differentiation transforms the program."""
     inside = torch._C._functorch.peek_interpreter_stack() is not None
-    return inside or forward_ad._current_level >= 0
+    return inside or is_forward_mode()
+
+
+def is_forward_mode() -> bool:
+    """Whether tangents may accompany tensors, as in ``torch.func.jvp`` and ``hessian``."""
+    level: int = forward_ad._current_level
+    return level >= 0
+
+
+def own_dtypes() -> AbstractContextManager[Any]:
+    """A context without autocast, which rounds what products of matrices are given."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    if len(kinds) < 2:
+        return torch.autocast(kinds[0], enabled=False) if kinds else nullcontext()
+    both = ExitStack()
+    for kind in kinds:
+        both.enter_context(torch.autocast(kind, enabled=False))
+    return both
 
 
 def has_values(array: object) -> bool:

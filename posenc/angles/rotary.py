@@ -58,9 +58,12 @@ def _fit(table: Array, x: Array, work: Any, role: Role, xp: Namespace) -> Array:
     for size, size_of_x in zip(reversed(lead), reversed(of_x), strict=False):
         fits = fits and (size == 1 or size == size_of_x)
     if not fits:
+        why = "it was made for other positions"
+        if lead and of_x and shape[-2] == own[-2] and lead[-1] not in (1, of_x[-1]):
+            why = f"each of {lead[-1]} heads has angles of its own, and x has {of_x[-1]}"
+            why += "; repeat k and v" if role == "key" else ""
         raise ValueError(
-            f"{_name(role)} holds tables {tuple(table.shape)}, which do not fit x {own}: it was "
-            "made for other positions"
+            f"{_name(role)} holds tables {tuple(table.shape)}, which do not fit x {own}: {why}"
         )
     return table if shape == tuple(table.shape) else xp.reshape(table, shape)
 

@@ -12,7 +12,7 @@ from posenc.apply.by_distance import distances_of_pairs
 from posenc.apply.feature_needs import reads_features
 from posenc.apply.shapes import as_column, as_row, cast, check_batches, prepare_params
 from posenc.contract.checks import check_scheme
-from posenc.contract.operations import shared_namespace
+from posenc.contract.operations import own_dtypes, shared_namespace
 from posenc.contract.params import head_count, head_views, tile_views, without_prefix
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
 from posenc.contract.tables import ReadTable
@@ -70,9 +70,18 @@ def bias(
             "alone; posenc.attention computes them"
         )
     arrays, work = prepare_params(scheme, params, like=q_at, dtype=dtype, xp=xp)
-    q, k = as_column(q_at), as_row(k_at)
+    with own_dtypes(xp):
+        return _bias(scheme, q_at, k_at, batch, arrays, work=work, dtype=dtype, xp=xp)
+
+
+def _bias(
+    scheme: PositionScheme, q_pos: Array, k_pos: Array, batch: int, arrays: Mapping[str, Array],
+    *, work: Any, dtype: Any, xp: Namespace,
+) -> Array | None:  # fmt: skip
+    """``bias`` at checked positions, computed in the dtype ``work``."""
+    q, k = as_column(q_pos), as_row(k_pos)
     shape = (batch, head_count(scheme) or 1, q.shape[-2], k.shape[-1])
-    if len(q_at.shape) == 2 or len(k_at.shape) == 2:
+    if len(q_pos.shape) == 2 or len(k_pos.shape) == 2:
         value = dense_bias(scheme, q, k, arrays, dtype=work, xp=xp)
         return None if value is None else cast(_broadcast(value, shape, xp), dtype, xp)
     # First without the batch axis: JAX would copy the array to remove it.

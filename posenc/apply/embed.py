@@ -9,7 +9,7 @@ from array_api_compat import device
 
 from posenc.apply.shapes import cast, positions_as_places, prepare_params
 from posenc.contract.checks import check_scheme
-from posenc.contract.operations import shared_namespace
+from posenc.contract.operations import own_dtypes, shared_namespace
 from posenc.contract.params import Params
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
 from posenc.positions.integers import as_places, as_positions
@@ -47,7 +47,8 @@ def embedding(
     elif scheme.axes > 1:
         at = positions_as_places(at, scheme.axes, xp=xp)
     arrays, work = prepare_params(scheme, params, like=at, dtype=dtype, xp=xp)
-    value = scheme.embedding(at, params=Params(arrays, work), xp=xp)
+    with own_dtypes(xp):
+        value = scheme.embedding(at, params=Params(arrays, work), xp=xp)
     return None if value is None else cast(value, dtype, xp)
 
 

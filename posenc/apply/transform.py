@@ -10,7 +10,7 @@ from array_api_compat import device
 from posenc.angles.rotary import check_rotary, rotary_tables
 from posenc.apply.shapes import positions_as_places, prepare_params
 from posenc.contract.checks import check_scheme
-from posenc.contract.operations import hold, shared_namespace
+from posenc.contract.operations import hold, own_dtypes, shared_namespace
 from posenc.contract.params import (
     Features,
     GroupedKeyParams,
@@ -104,9 +104,10 @@ def transform(
         if rotary is not None:
             check_rotary(rotary, scheme, role)
         return x
-    return transform_at(
-        scheme, x, at, role=role, params=params, features=features or {}, rotary=rotary, xp=xp
-    )
+    with own_dtypes(xp):
+        return transform_at(
+            scheme, x, at, role=role, params=params, features=features or {}, rotary=rotary, xp=xp
+        )
 
 
 def transform_at(
@@ -220,7 +221,9 @@ def rotary(
     read_by_keys_only = of_keys(scheme)
     own = {name: array for name, array in arrays.items() if name not in read_by_keys_only}
     views = head_views(scheme, own, dtype=work, xp=xp, rows=True)
-    return Rotary(scheme, hold(scheme.rotary(at, dtype=work, params=views, xp=xp), xp), regions)
+    with own_dtypes(xp):
+        tables = hold(scheme.rotary(at, dtype=work, params=views, xp=xp), xp)
+    return Rotary(scheme, tables, regions)
 
 
 def _length_of_places(places: Array, axes: int) -> int:

@@ -28,7 +28,7 @@ from posenc.attn.arguments import Arguments, as_booleans, without_padding
 from posenc.attn.earlier import with_earlier
 from posenc.attn.segment_sums import segment_sums
 from posenc.contract.checks import check_scheme
-from posenc.contract.operations import shared_namespace
+from posenc.contract.operations import own_dtypes, shared_namespace
 from posenc.contract.params import Params, as_mapping, is_floating, working_dtype
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme, Role
 from posenc.contract.tokens import Tokens
@@ -120,10 +120,11 @@ def features(
     if scale is None:
         of_scale = q if q is not None else k
         scale = 1.0 if of_scale is None else scheme.scale(of_scale.shape[3])
-    both = side_features(
-        scheme, Params(arrays, work), (q, k), (side, side), given=(None, None), x=x, q_x=x,
-        x_before=x_before, aligned=given.pos is None, k_transformed=False, scale=scale, xp=xp,
-    )  # fmt: skip
+    with own_dtypes(xp):
+        both = side_features(
+            scheme, Params(arrays, work), (q, k), (side, side), given=(None, None), x=x, q_x=x,
+            x_before=x_before, aligned=given.pos is None, k_transformed=False, scale=scale, xp=xp,
+        )  # fmt: skip
     query, key = both if carry is None else _add_carry(scheme, both, carry, work, xp)
     return given.with_features(query), given.with_features(key)
 

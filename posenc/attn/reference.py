@@ -18,7 +18,7 @@ from posenc.attn.implementations import Implementation, Planned, choose
 from posenc.attn.keywords import advise_unknown
 from posenc.attn.masks import Mask, MaskFunction
 from posenc.attn.prepare import prepare
-from posenc.contract.operations import shared_namespace
+from posenc.contract.operations import own_dtypes, shared_namespace
 from posenc.contract.params import as_mapping, working_dtype
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme, Window
 from posenc.contract.tokens import Tokens
@@ -115,9 +115,10 @@ def attention(
     check_shapes(q, k, v, xp=xp)
     work = working_dtype([q, k, v, *given.floats(), *as_mapping(params).values()], xp=xp)
     q_wide, k_wide, v_wide = (xp.astype(a, work) for a in (q, k, v))
-    call = prepare(q_wide, k_wide, v_wide, scheme, params, causal, given, xp=xp)
-    _, planned = choose(_IMPLEMENTATIONS, call, implementation)
-    out, lse = planned.run(call)
+    with own_dtypes(xp):
+        call = prepare(q_wide, k_wide, v_wide, scheme, params, causal, given, xp=xp)
+        _, planned = choose(_IMPLEMENTATIONS, call, implementation)
+        out, lse = planned.run(call)
     out = xp.astype(out, q.dtype)
     return (out, lse) if return_lse else out
 

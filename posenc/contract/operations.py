@@ -7,6 +7,7 @@ So what is computed does not depend on what else a program imports.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -48,6 +49,9 @@ class Operations:
     take_along_axis
         ``take_along_axis(x, index, axis)``: ``x`` at indices, those below 0 from the end, as many
         axes as it has and no broadcasting.
+    own_dtypes
+        ``own_dtypes()``: a context in which no operation rounds what it is given, as PyTorch's
+        autocast does.
     has_values
         ``has_values(array)``: False for an array that pretends to have values in a program that is
         transformed, where NumPy would read memory that is not its own.
@@ -60,6 +64,7 @@ class Operations:
     network: Callable[..., Array | None] | None = None
     scan_back: Callable[..., Array] | None = None
     take_along_axis: Callable[[Array, Array, int], Array] | None = None
+    own_dtypes: Callable[[], AbstractContextManager[Any]] | None = None
     has_values: Callable[[Array], bool] | None = None
 
 
@@ -82,6 +87,12 @@ def operations_of(xp: Namespace) -> Operations:
         if name in _BACKENDS:
             import_module(_BACKENDS[name])
     return _PROVIDED[name]
+
+
+def own_dtypes(xp: Namespace) -> AbstractContextManager[Any]:
+    """A context in which no operation rounds what it is given; for what users call."""
+    context = operations_of(xp).own_dtypes
+    return nullcontext() if context is None else context()
 
 
 def is_compiling(xp: Namespace) -> bool:

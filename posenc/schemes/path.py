@@ -116,7 +116,8 @@ class PaTH(
         if seg is not None:
             up_to = up_to & (params.query["segment"] == seg)
         # Slots of a cache that wait for tokens hold anything, and padding NaN.
-        w = xp.where(xp.any(up_to, axis=-2)[..., None], w, 0.0)
+        met = xp.any(up_to, axis=-2)
+        w, beta = xp.where(met[..., None], w, 0.0), xp.where(met[..., None, :], beta, 0.0)
         if visible is not None:
             queries = xp.where(xp.any(visible, axis=-1)[..., None], queries, 0.0)
             keys = xp.where(xp.any(visible, axis=-2)[..., None], keys, 0.0)

@@ -81,6 +81,28 @@ def test_nan_in_padding_reaches_no_learned_array(route, name, padded):
 segments = st.lists(st.integers(-3, 3) | st.sampled_from([-(2**31), 2**31 - 1]), max_size=9)
 
 
+HIDDEN = [name for name, scheme in SUBJECTS.items() if reads_hidden(scheme)]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", HIDDEN)
+def test_nan_in_the_hidden_states_of_padding_reaches_no_token(name, side):
+    scheme = SUBJECTS[name]
+    tensors = {
+        n: normal((2, heads(scheme), LENGTH, HEAD_DIM), seed) for seed, n in enumerate("qkv")
+    }
+    x, exists = normal((2, LENGTH, HIDDEN_DIM), 5), np.arange(LENGTH) >= np.array([[0], [3]])
+    exists = exists if side == "left" else exists[:, ::-1]
+    tokens, params = posenc.Tokens(exists=exists), params_of(scheme)
+    results = []
+    for fill in (0.0, np.nan):
+        own = replace(tokens, x=np.where(exists[:, :, None], x, fill))
+        with np.errstate(invalid="ignore"):
+            out = posenc.attention(**tensors, scheme=scheme, params=params, causal=True, tokens=own)
+        results.append(np.where(exists[:, None, :, None], out, 0.0))
+    np.testing.assert_array_equal(*results)
+
+
 @given(segments, segments)
 def test_which_numbers_occur_in_others(numbers, others):
     a, b = (np.array([x, x[::-1]], dtype=np.int32).reshape(2, -1) for x in (numbers, others))

@@ -80,3 +80,11 @@ def test_layers_share_a_rotary_unless_it_reads_their_own_arrays():
     pope, learned = PoPE(4, 8), LearnedRoPE(8)  # phases belong to keys; layers share frequencies
     assert LayerPlan.of([pope, learned], 4).rotary_layers == (0, 1, 0, 1)
     assert LayerPlan.of(MixedRoPE(4, 8), 3).rotary_layers == (0, 1, 2)
+
+
+@pytest.mark.parametrize("queries", [7, 3])
+def test_angles_of_each_query_head_need_as_many_keys(queries):
+    scheme = posenc.schemes.FoPE(num_heads=4, head_dim=8, train_len=16)
+    k = np.zeros((2, 2, 7, 8))
+    with pytest.raises(ValueError, match=r"4 heads .*; repeat k and v"):
+        posenc.attention(np.zeros((2, 4, queries, 8)), k, k, scheme, causal=True)

@@ -457,6 +457,33 @@ AUTOCAST = {
 }
 
 
+@pytest.mark.parametrize("name", ["fox", "selective", "fire", "sinusoidal", "rope"])
+def test_autocast_rounds_nothing_that_the_core_computes(name):
+    scheme = SUBJECTS[name]
+    own = {n: torch.tensor(a, dtype=torch.float32) for n, a in params_of(scheme).items()}
+    count, pos = heads(scheme), torch.arange(9)
+    x = torch.tensor(normal((1, 9, HIDDEN_DIM), 3), dtype=torch.float32)
+    q = torch.tensor(normal((1, count, 9, HEAD_DIM), 4), dtype=torch.float32)
+
+    def everything():
+        tokens = Tokens(x=x) if posenc.backend.reads_hidden(scheme) else Tokens()
+        _, keys = posenc.features(scheme, own, tokens, q=q, k=q)
+        yield from (keys.features or {}).values()
+        yield posenc.embedding(scheme, pos, own)
+        yield posenc.transform(scheme, q, pos, role="key", params=own, features=keys.features)
+        yield posenc.attention(q, q, q, scheme, own, tokens=tokens)
+        if not posenc.backend.reads_features(scheme):
+            yield posenc.bias(scheme, pos, pos, own)
+
+    expected = list(everything())
+    with torch.autocast("cpu", torch.bfloat16):
+        found = list(everything())
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("implementation", ["chunked", "folded", "sdpa", "reference"])
 @pytest.mark.parametrize("name", some(AUTOCAST, ["growing"], long))
 def test_autocast_rounds_queries_keys_and_values_and_nothing_else(name, implementation):
@@ -604,6 +631,30 @@ def test_unsupported_derivatives():
         torch.autograd.grad(attend(q), [q], torch.ones(2, *q.shape), is_grads_batched=True)
     with pytest.raises(NotImplementedError, match="forward mode"), forward_ad.dual_level():
         attend(forward_ad.make_dual(q.detach(), q.detach()))
+
+
+@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "t5"])
+def test_auto_has_derivatives_in_forward_mode(name):
+    """By the reference: the kernels of SDPA have none."""
+    scheme = SUBJECTS[name]
+    arrays, own = inputs(scheme, 6, dtype=torch.float64, learns=False)
+    vectors = arrays["q"], arrays["k"], arrays["v"]
+
+    def attend(implementation, *tensors):
+        return posenc_torch.attention(
+            *tensors, scheme, own, causal=True, implementation=implementation
+        )
+
+    found, expected = (
+        torch.func.jvp(lambda *a, n=n: attend(n, *a), vectors, vectors)[1]
+        for n in ("auto", "reference")
+    )
+    torch.testing.assert_close(found, expected)
+    named = ["sdpa", "folded"] if name == "alibi" else ["sdpa"]  # a key bias to fold in
+    for implementation in named:
+        refused = pytest.raises(NotImplementedError, match="derivative in forward mode")
+        with refused, forward_ad.dual_level():
+            attend(implementation, *vectors)
 
 
 @pytest.mark.parametrize("implementation", ["auto", "sdpa", "folded"])

@@ -18,11 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.backend import (
-    PositionScheme,
-    as_row,
-    reads_features,
-)
+from posenc.backend import PositionScheme, as_row, reads_features
 from posenc_torch.chunked.job import Job
 from posenc_torch.chunked.parts import Part
 from posenc_torch.chunked.tensors import TABLE, Axes, K, Q, Slot, Tensors, V, named
@@ -45,8 +41,8 @@ class KeySums:
     """The sums over the parts of a call, from gradients of channels that are added for them.
 
     Queries get one channel for each head of a group that shares keys, which is 1 in that head, and
-    one of 0. Keys get as many of 0, and one of 1: its gradient, in queries, is the sum of a row. It
-    is 0 but for rounding, which is taken into account.
+    one of 0. Keys get as many of 0, and one of 1: its gradient, in queries, is the sum of a row.
+    That is 0 but for rounding, which would add up over queries, and is taken from a key instead.
     """
 
     def __init__(self, job: Job, tensors: Tensors) -> None:
@@ -93,7 +89,7 @@ class KeySums:
         return slice(first, last), -rows[:, :, rows.shape[2] - (last - first) :]
 
     def gradients(self, slots: Sequence[Slot]) -> dict[Slot, Tensor]:
-        """The gradients of tensors from which the bias is computed."""
+        """The gradients of the tensors of ``slots``, from which the bias is computed."""
         if TABLE in slots:
             return {TABLE: self._of_table(self._tensors[TABLE])}
         leaves = {slot: self._tensors[slot].detach().requires_grad_() for slot in slots}
@@ -108,22 +104,15 @@ class KeySums:
         outputs, d_outputs = [], []
         with torch.enable_grad():
             for term in call.bias_terms():
-                linear = _is_linear(term.scheme)
-                at = as_row(call.key.pos)
-                at = (
-                    torch.arange(2, dtype=at.dtype, device=at.device).expand_as(at[..., :2])
-                    if linear
-                    else at
-                )
+                at, d_of_key = as_row(call.key.pos), self._of_keys[:, :, None]
+                if _is_linear(term.scheme):  # the difference of two keys, one apart
+                    at = torch.arange(2, dtype=at.dtype, device=at.device)[None, None, None]
+                    slope = self._by_distance.to(d_of_key.dtype)[..., None, None]
+                    d_of_key = torch.cat([-slope, slope], dim=-1)
                 of_key = term.scheme.key_bias(at, params=term.views(), xp=call.xp)
-                if of_key is None or not of_key.requires_grad:
-                    continue
-                moment = self._by_distance.to(of_key.dtype)[..., None, None]
-                d_of_key = (
-                    torch.cat([-moment, moment], dim=-1) if linear else self._of_keys[:, :, None]
-                )
-                outputs.append(of_key)
-                d_outputs.append(d_of_key.sum_to_size(of_key.shape))
+                if of_key is not None and of_key.requires_grad:
+                    outputs.append(of_key)
+                    d_outputs.append(d_of_key.sum_to_size(of_key.shape))
         if not outputs:
             return {}
         found: tuple[Any, ...] = torch.autograd.grad(

@@ -54,11 +54,8 @@ class Fused(torch.autograd.Function):
         learns = [n for n in sums.slots if n not in (Q, K, V)]
         by_key = KeySums(job, given) if learns and serves(job) else None
         if by_key is not None:
-            given, outs, d_out = (
-                by_key.widened(given),
-                by_key.of_width(outs),
-                by_key.of_width(d_out),
-            )
+            given = by_key.widened(given)
+            outs, d_out = by_key.of_width(outs), by_key.of_width(d_out)
         # Otherwise autograd computes them from the gradient of each score, or of a table's entry.
         leaves = [n for n in learns if by_key is None and n != TABLE]
         # A backward pass may be called inside autocast.
