@@ -53,6 +53,7 @@ from posenc.attn.prepare import prepare
 from posenc_torch import folded
 from posenc_torch.chunked import implementation as chunked
 from posenc_torch.chunked import parts
+from posenc_torch.chunked import scores as scores_of_parts
 from posenc_torch.chunked.job import Job, table_of
 from posenc_torch.chunked.tensors import TABLE, tensors_of
 from posenc_torch.flex import programs
@@ -406,16 +407,47 @@ def test_default_block_sizes():
             assert_near(result[1][leaf], gradient, size * two(k_len), leaf)
 
 
-@pytest.mark.parametrize("scheme", [STEEP, posenc.T5Bias(HEADS)], ids=["steep", "t5"])
-def test_a_backward_pass_on_a_cpu_computes_no_part_again(scheme):
+@pytest.mark.parametrize(
+    ("scheme", "by_kernel", "by_scores"),
+    # Of the last, a learned table needs the scores of near keys alone in parts with many others.
+    [
+        pytest.param(STEEP, 5, 0, id="steep"),
+        pytest.param(posenc.T5Bias(HEADS), 0, 5, id="t5"),
+        pytest.param(SUBJECTS["shaw"], 0, 5, id="shaw"),
+        pytest.param(posenc.T5Bias(HEADS, 8, 10, causal=True), 3, 5, id="near"),
+    ],
+)
+def test_a_backward_pass_on_a_cpu_computes_each_part_once(scheme, by_kernel, by_scores):
     arrays, own = inputs(scheme, 80)
     with parts.small_blocks(16):
         out = attention(arrays, scheme=scheme, params=own, implementation="chunked", causal=True)
         with Operations() as operations:
             out.sum().backward()
-    assert operations.count("aten._scaled_dot_product_flash_attention_for_cpu_backward.") >= 5
+    kernels = operations.count("aten._scaled_dot_product_flash_attention_for_cpu_backward.")
+    assert kernels >= by_kernel
+    assert bool(kernels) == bool(by_kernel)
+    assert operations.count("aten.exp_.") == by_scores
     assert operations.count("aten._scaled_dot_product_flash_attention_for_cpu.") == 0
     assert operations.count("softmax") == 0
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("count", [1, HEADS])
+def test_a_bias_of_each_head_or_one_learns_from_all(batch, count, monkeypatch):
+    """Some heads at a time, which share keys, give the gradients of bias, q, k and v."""
+    monkeypatch.setattr(scores_of_parts, "_SCORES", 2 * 2 * 16 * 16)  # of few keys
+    arrays, _ = inputs(posenc.NoPE(), 40, shared=2)
+    bias = torch.tensor(normal((batch, count, 40, 40), 5)).float().requires_grad_()
+    gradients = {}
+    for name in ("chunked", "reference"):
+        with parts.small_blocks(16):
+            given = {"scheme": posenc.NoPE(), "bias": bias, "causal": True, "implementation": name}
+            out = attention(arrays, **given)
+            gradients[name] = torch.autograd.grad(
+                out.square().sum(), [bias, arrays["q"], arrays["k"], arrays["v"]]
+            )
+    for found, expected in zip(gradients["chunked"], gradients["reference"], strict=True):
+        assert_near(found, expected, REDUCTION_FACTOR * two(40))
 
 
 FLAT_FAR_AWAY = [n for n, s in SUBJECTS.items() if s.constant_beyond()[0] is not None]

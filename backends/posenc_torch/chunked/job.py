@@ -31,7 +31,7 @@ from posenc_torch.chunked import fused
 from posenc_torch.chunked.decay import decayed_scores
 from posenc_torch.chunked.decided import Shown, decides, with_decided
 from posenc_torch.chunked.parts import Part, parts
-from posenc_torch.chunked.scores import Scores
+from posenc_torch.chunked.scores import Diagonals, Scores, Vectors
 from posenc_torch.chunked.tensors import (
     EXTRA_BIAS,
     TABLE,
@@ -152,24 +152,27 @@ class Job(NamedTuple):
         count: int = min(part.keys.stop, first_pos - self.far + 1) - part.keys.start
         return max(0, count)
 
-    def table_gradient(self, part: Part, tensors: Tensors, scores: Scores, out: Tensor) -> Tensor:
-        """The gradient of a part's columns of the table.
+    def table_gradient(
+        self, part: Part, tensors: Tensors, scores: Scores, out: Tensor
+    ) -> tuple[Tensor, Vectors | None]:
+        """The gradient of a part's columns of the table, and what its scores give besides.
 
-        The gradients of a row's scores sum to 0, so that of all far keys is minus the rest.
+        The gradients of a row's scores sum to 0, so that of all far keys is minus the rest. With
+        near keys alone there are no gradients of q, k and v.
         """
         table, far_keys = tensors[TABLE], self.far_keys(part)
-        near = scores.near(far_keys, out) if far_keys else scores
-        counts = (near.k.shape[2],) if far_keys else part.key_counts
-        sums = near.sums_by_distance(counts)
+        if 2 * far_keys <= sum(part.key_counts):
+            sums, vectors = scores.sums_and_vectors(Diagonals(part.key_counts).sums, 0)
+            return sums.sum_to_size(len(table), sums.shape[1]), vectors
+        near = scores.near(far_keys, out)
+        sums = near.sums(Diagonals((near.k.shape[2],)).sums, 0)
         sums = sums.sum_to_size(len(table), sums.shape[1])
-        if not far_keys:
-            return sums
         d_table = torch.zeros_like(table)
         d_table[:, far_keys:] = sums
         first = distances(part.queries, part.keys, self.call.q.shape[2]).start
         nearest_far = self.call.k.shape[2] - 1 - cast(int, self.far)
         d_table[:, nearest_far - first] -= sums.sum(1)
-        return d_table
+        return d_table, None
 
     def attend(self, part: Part, tensors: Tensors) -> tuple[Tensor, Tensor | None]:
         """Attention of one part from its slices, and the log-sum-exp if the call needs it."""

@@ -71,27 +71,28 @@ class Fused(torch.autograd.Function):
                 term, fully_masked = as_attn_mask(detached, mask, mask_dtype(q))
                 if fully_masked is not None:
                     d_part = torch.where(fully_masked, 0.0, d_part)
-                result = fused.Result(out, lse)
-                d_q, d_k, d_v = fused.backward(d_part, q, k, v, result, term, job.call.scale)
+                vectors: tuple[Tensor, Tensor, Tensor] | None = None
+                if learns and by_key is None and bias is not None and term is not None:
+                    scores = Scores.of(
+                        d_part, q, k, v, term, lse, scale=job.call.scale, dtype=job.call.dtype
+                    )
+                    if TABLE in learns:
+                        d_table, vectors = job.table_gradient(part, tensors, scores, out)
+                        sums.add(part, {TABLE: d_table})
+                    elif bias.requires_grad:
+                        d_bias, vectors = scores.of_bias(bias)
+                        d_learned = torch.autograd.grad(
+                            bias, list(learned.values()), d_bias, allow_unused=True
+                        )
+                        sums.add(part, dict(zip(learned, d_learned, strict=True)))
+                if vectors is None:
+                    result = fused.Result(out, lse)
+                    vectors = fused.backward(d_part, q, k, v, result, term, job.call.scale)
+                d_q, d_k, d_v = vectors
                 d_q = turned(d_q, tensors)
                 if by_key is not None:
                     by_key.add(part, d_q, d_k)
                 sums.add(part, {Q: d_q, K: d_k, V: d_v})
-                if by_key is not None or bias is None or term is None:
-                    continue
-                if not (bias.requires_grad or TABLE in sums.slots):
-                    continue
-                scores = Scores.of(
-                    d_part, q, k, v, term, lse, scale=job.call.scale, dtype=job.call.dtype
-                )
-                if TABLE in sums.slots:
-                    sums.add(part, {TABLE: job.table_gradient(part, tensors, scores, out)})
-                    continue
-                d_bias = scores.gradients().sum_to_size(bias.shape)
-                d_learned = torch.autograd.grad(
-                    bias, list(learned.values()), d_bias, allow_unused=True
-                )
-                sums.add(part, dict(zip(learned, d_learned, strict=True)))
         if by_key is not None:
             sums.add_whole(by_key.gradients(learns))
         return None, *sums.results()
