@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from frameworks import HAS
+from sample import long, some
 from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
@@ -15,6 +16,8 @@ from posenc.testing.examples import HEAD_DIM, HIDDEN_DIM
 from posenc.testing.tolerances import FLOAT32_TOL
 
 POS = np.asarray([[0, 1, 2, 3, 40, 5], [9, 0, 7, 7, 3, 63]])
+
+ONE_OF_EACH = {type(scheme): name for name, scheme in SUBJECTS.items()}.values()
 
 
 def tokens_of(a):
@@ -76,7 +79,7 @@ def applied(function, scheme):
 
 
 @pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
-@pytest.mark.parametrize("subject", SUBJECTS)
+@pytest.mark.parametrize("subject", some(SUBJECTS, ONE_OF_EACH, long))
 def test_shapes_and_dtypes_without_data(subject):
     import torch
 

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from cases import CASES, STEERING, options_of, tensors_of
+from cases import CASES, ONE_OF_EACH, STEERING, options_of, tensors_of
 from frameworks import HAS
 from sample import long, some
 from subjects import SUBJECTS, normal, params_of
@@ -242,7 +242,7 @@ def _t5():
 
 
 @pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
-@pytest.mark.parametrize("subject", STEERING)
+@pytest.mark.parametrize("subject", some(STEERING, ONE_OF_EACH, long))
 def test_gradients_of_the_reference_equal_differences(subject):
     import torch
 

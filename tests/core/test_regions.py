@@ -91,7 +91,7 @@ def found(route: Any, scheme: PositionScheme, params: Any = None, **options: Any
     [pytest.param({}, marks=long), {"mask": posenc.window(12, first=2)}],
     ids=["plain", "window"],
 )
-@pytest.mark.parametrize("route", few_of_jax(ROUTES, "torch-flex"))
+@pytest.mark.parametrize("route", few_of_jax(ROUTES, "torch-flex", "jax-chunked"))
 def test_a_region_may_have_regions(route, options):
     away = distance()
     bias = np.select([away <= 3, away <= 8, away <= 14], [0.5, -1.0, 2.0], 0.0)

@@ -105,10 +105,10 @@ def of_quick(law):
     if own[0] == "jax" and law.name not in OF_JAX.get(own[1], law.name):
         return ()
     if own == ("torch", "flex"):
-        return ("alibi", "t5") if law.name in CENTRAL else ("alibi",)
+        return ("alibi",)
     if own == ("jax", "chunked") and law.name == "gradients_are_derivatives":
         return ("alibi-learned",)
-    if law.name in CENTRAL and law.implementation not in ("reference", "xla"):
+    if law.name in CENTRAL and law.implementation not in ("reference", "xla", "chunked"):
         return ("alibi-learned", "t5")
     return ("alibi-learned",)
 

@@ -201,6 +201,7 @@ def test_what_the_budget_does_not_allow_is_recorded():
     assert row["reason"] == "no time left"
 
 
+@long
 def test_every_implementation_scheme_and_layout_is_planned():
     framework = torch_checks.Checked("cpu", compiles=False)
     plan = correctness.plan(framework, compiled=("flex",))
