@@ -32,7 +32,7 @@ class FIRE(PositionScheme, paper="Li et al. 2023, arXiv 2310.04418"):
     ``1 / sqrt(hidden)``, as PyTorch starts linear layers. With ``offset``: ``b2 (H,)``, likewise.
 
     The bias depends on the query's position, so no table by distance replaces it: every score
-    costs ``hidden`` units. On a CPU, PyTorch's ``chunked`` takes 4 to 7 times as long as with
+    costs ``hidden`` units. On a CPU, PyTorch's ``chunked`` takes 2 to 7 times as long as with
     ALiBi, JAX's 2 times forward and 5 in training. ``flex`` trains it if asked for by name. Above
     16 learned numbers ``"auto"`` takes ``chunked``: a kernel of 8 units compiles in a minute, one
     of 32 did not in six. ``pallas`` does not serve it.
