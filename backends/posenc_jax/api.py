@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from posenc import PositionScheme
 from posenc.backend import (
@@ -52,7 +52,12 @@ from posenc_jax.network import network
 from posenc_jax.scan import scan_back
 from posenc_jax.unfold import unfold
 
-provide(Operations(hold=hold, unfold=unfold, network=network, scan_back=scan_back), xp=jnp)
+provide(
+    Operations(
+        hold=hold, unfold=unfold, network=network, scan_back=scan_back, detach=lax.stop_gradient
+    ),
+    xp=jnp,
+)  # fmt: skip
 
 # Above both limits "auto" skips "xla", and "chunked" computes scores in tiles. TILED_SCORES counts
 # scores per head, for accelerators only, and is not measured on any yet. Decoding has few queries,
@@ -115,7 +120,8 @@ def attention(
         ``"reference"``: the definition at the highest precision of matrix products. All
         derivatives.
 
-        A derivative that an implementation does not have raises ``NotImplementedError``.
+        A derivative that an implementation does not have raises ``NotImplementedError``, or, under
+        ``vmap`` as in ``jax.jacfwd``, JAX's own ``TypeError`` of forward mode.
     skip_blocks
         Whether ``"pallas"``, and ``"chunked"`` on a CPU for about 1800 keys or more, skip blocks of
         keys whose weights provably round to nothing under a bias that decays

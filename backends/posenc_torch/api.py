@@ -49,6 +49,7 @@ provide(
         network=network,
         take_along_axis=take_along_axis,
         own_dtypes=own_dtypes,
+        detach=Tensor.detach,
         has_values=has_values,
     ),
     xp=xp,

@@ -33,8 +33,9 @@ class Mask:
     ``causal=True``, ``window=`` and ``mask=`` of ``attention`` are combined by ``&`` too. Segments
     and padding are facts of ``Tokens``, and hide in addition.
 
-    A mask of your own is a frozen dataclass that inherits from this class. It defines ``pairs``,
-    and ``blocks`` if implementations shall skip what it hides::
+    A mask of your own is a frozen dataclass that inherits from this class, whose ``==`` compares
+    all of its fields. It defines ``pairs``, and ``blocks`` if implementations shall skip what it
+    hides::
 
         @dataclass(frozen=True)
         class Dilated(posenc.Mask):
@@ -55,7 +56,8 @@ class Mask:
     function
         An elementwise function of ``(q_pos, k_pos)`` or of ``(q_pos, k_pos, q_seg, k_seg)``: True
         where a query sees a key. It must be pure: a backward pass may call it again. In JAX it is
-        static: a new function compiles again.
+        static: a new function compiles again, and ``chunked`` serves none that reads a traced
+        value.
     array
         Booleans ``(B or 1, H or 1, Q, K)``, True where a query sees a key.
     parts
@@ -260,6 +262,15 @@ def _check_own(mask: Mask) -> None:
         raise TypeError(
             f"mask: {kind.__name__} must be a frozen dataclass, so that masks with other values "
             "are not equal; decorate it with @dataclass(frozen=True)"
+        )
+    # With eq=False that of a base class, which knows no further field.
+    equality = next(base for base in kind.__mro__ if "__eq__" in vars(base))
+    compared = {each.name for each in fields(equality) if each.compare}
+    unseen = [each.name for each in fields(kind) if each.init and each.name not in compared]
+    if unseen:
+        raise TypeError(
+            f"mask: two {kind.__name__} that differ in {unseen[0]!r} alone are equal, and calls "
+            "would mix them up; leave out eq=False and compare=False, or define __eq__ and __hash__"
         )
 
 

@@ -18,7 +18,7 @@ from posenc.attn.implementations import Implementation, Planned, choose
 from posenc.attn.keywords import advise_unknown
 from posenc.attn.masks import Mask, MaskFunction
 from posenc.attn.prepare import prepare
-from posenc.contract.operations import own_dtypes, shared_namespace
+from posenc.contract.operations import detached, own_dtypes, shared_namespace
 from posenc.contract.params import as_mapping, working_dtype
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme, Window
 from posenc.contract.tokens import Tokens
@@ -156,11 +156,14 @@ def dense(call: Call) -> tuple[Array, Array]:
     if visible is not None:
         # No finite score is lower, so the highest score of a row is that of a visible key.
         scores = xp.where(visible, scores, xp.finfo(scores.dtype).min)
-    highest = xp.max(scores, axis=-1, keepdims=True)
+    # No result depends on it, so its gradients would cancel. In JAX they may be NaN: XLA computes
+    # scores again with other roundings, and then none of a row equals the highest one.
+    highest = xp.max(detached(scores, xp), axis=-1, keepdims=True)
+    ahead = scores - highest
     if call.softcap is not None:  # likewise for "softcap * tanh - highest"
-        # Not a minimum, which would share the gradients of equal scores.
-        scores = xp.where(scores > highest, highest, scores)
-    weights = xp.exp(scores - highest)
+        above = detached(ahead, xp)
+        ahead = ahead - xp.where(above > 0, above, 0.0)
+    weights = xp.exp(ahead)
     if visible is not None:
         weights = xp.where(visible, weights, 0.0)
     total = xp.sum(weights, axis=-1, keepdims=True)

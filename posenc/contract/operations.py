@@ -52,6 +52,8 @@ class Operations:
     own_dtypes
         ``own_dtypes()``: a context in which no operation rounds what it is given, as PyTorch's
         autocast does.
+    detach
+        ``detach(array)``: the same numbers, which have no gradient.
     has_values
         ``has_values(array)``: False for an array that pretends to have values in a program that is
         transformed, where NumPy would read memory that is not its own.
@@ -65,6 +67,7 @@ class Operations:
     scan_back: Callable[..., Array] | None = None
     take_along_axis: Callable[[Array, Array, int], Array] | None = None
     own_dtypes: Callable[[], AbstractContextManager[Any]] | None = None
+    detach: Callable[[Array], Array] | None = None
     has_values: Callable[[Array], bool] | None = None
 
 
@@ -93,6 +96,12 @@ def own_dtypes(xp: Namespace) -> AbstractContextManager[Any]:
     """A context in which no operation rounds what it is given; for what users call."""
     context = operations_of(xp).own_dtypes
     return nullcontext() if context is None else context()
+
+
+def detached(array: Array, xp: Namespace) -> Array:
+    """The same numbers, which have no gradient; of a library that has none, the array."""
+    of_framework = operations_of(xp).detach
+    return array if of_framework is None else of_framework(array)
 
 
 def is_compiling(xp: Namespace) -> bool:

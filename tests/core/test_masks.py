@@ -1,6 +1,6 @@
 """Masks of callers, and their combinations, in every implementation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -222,3 +222,22 @@ def test_a_mask_of_ones_own_is_a_dataclass():
     x = np.ones((1, 2, 4, 8))
     with pytest.raises(TypeError, match="Plain must be a frozen dataclass"):
         posenc.attention(x, x, x, posenc.NoPE(), mask=Plain(2))
+
+
+class Near(Mask):
+    def pairs(self, q, k, xp):
+        return abs(q.pos - k.pos) < self.width
+
+
+@pytest.mark.parametrize("compared", ["by its base", "but one field", "whole"])
+def test_masks_of_ones_own_that_differ_are_not_equal(compared):
+    """Compiled programs are found by the mask: two that are equal would share one."""
+    width = field(default=3, compare=compared != "but one field")
+    plain = type("Own", (Near,), {"__annotations__": {"width": int}, "width": width})
+    kind = dataclass(frozen=True, eq=compared != "by its base")(plain)
+    x = np.ones((1, 2, 4, 8))
+    if compared == "whole":
+        posenc.attention(x, x, x, posenc.NoPE(), mask=kind(width=2))
+        return
+    with pytest.raises(TypeError, match="two Own that differ in 'width' alone are equal"):
+        posenc.attention(x, x, x, posenc.NoPE(), mask=kind(width=2))

@@ -1,7 +1,9 @@
 """What only JAX has: memory of compiled programs, tracing, keys. Laws compare the values."""
 
 import math
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -529,3 +531,86 @@ def test_a_mask_function_reads_the_variables_of_its_call():
     prefix = 30
     after = jax.jit(lambda q: attend(q))(q)
     assert jnp.max(jnp.abs(after - before)) > 0.01
+
+
+@dataclass(frozen=True)
+class Within(posenc.Mask):
+    limit: Any = None
+
+    def pairs(self, q, k, xp):
+        return q.pos - k.pos < self.limit
+
+
+def with_default(limit):
+    def near(i, j, *, limit=limit):
+        return i - j < limit
+
+    return near
+
+
+READING = {
+    "closure": lambda limit: lambda i, j: i - j < limit,
+    "default": with_default,
+    "partial": lambda limit: partial(lambda limit, i, j: i - j < limit, limit),
+    "field": lambda limit: Within(limit=limit),
+    "one of two": lambda limit: posenc.window((90, None)) & (lambda i, j: i - j < limit),
+}
+
+
+@pytest.mark.parametrize("way", READING)
+def test_a_mask_may_read_a_traced_value_where_programs_are_not_kept_by_it(way):
+    """Some implementation serves it, with its gradient; chunked says why it does not."""
+    arrays, mask, scheme = tensors(24), READING[way], posenc.ALiBi(HEADS)
+    expected = jax.grad(partial(loss, scheme, "auto", window=(4, None)))(*arrays)
+
+    @partial(jax.jit, static_argnums=1)
+    def gradient(limit, name, q, k, v):
+        return jax.grad(partial(loss, scheme, name, mask=mask(limit)))(q, k, v)
+
+    assert_alike(gradient(5, "auto", *arrays), expected)
+    with pytest.raises(NotImplementedError, match="the mask reads a traced value"):
+        gradient(5, "chunked", *arrays)
+    loss(scheme, "chunked", *arrays, mask=mask(5))
+
+
+@dataclass(frozen=True)
+class Groups(posenc.Mask):
+    table: Any = None
+
+    def pairs(self, q, k, xp):
+        table = xp.asarray(self.table)
+        return table[q.pos] == table[k.pos]
+
+
+def test_a_mask_that_holds_an_array_is_not_for_chunked():
+    (q, k, v), groups = tensors(24), np.arange(24) // 5
+    out = posenc_jax.attention(q, k, v, posenc.NoPE(), mask=Groups(table=groups))
+    tokens = posenc.Tokens(seg=jnp.asarray(groups))
+    expected = posenc_jax.attention(q, k, v, posenc.NoPE(), tokens=tokens)
+    assert_near(out, expected, 2 * attention_bound("float32", channels=DIM, keys=24))
+    with pytest.raises(NotImplementedError, match="Groups is not hashable"):
+        loss(posenc.NoPE(), "chunked", q, k, v, mask=Groups(table=groups))
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 5.0}], ids=str)
+def test_gradients_do_not_go_through_the_highest_score(options):
+    """JAX would look for it again. XLA computes a score twice, with other roundings, so that none
+    may be equal to it, and the gradient is 0 / 0.
+    """
+    gradient = jax.grad(partial(loss, posenc.ALiBi(HEADS), "reference", **options))
+    program = jax.make_jaxpr(gradient)(*tensors(24)).jaxpr
+    compared = [each.invars[0].aval for each in primitives(program, "eq")]
+    scores = [
+        a for a in compared if a.shape[-1:] == (24,) and jnp.issubdtype(a.dtype, jnp.floating)
+    ]
+    assert not scores
+
+
+def primitives(program, name):
+    """The operations of that name, also in functions that are called."""
+    for each in program.eqns:
+        if each.primitive.name == name:
+            yield each
+        for value in each.params.values():
+            if hasattr(value, "jaxpr"):
+                yield from primitives(value.jaxpr, name)

@@ -54,6 +54,7 @@ from posenc_jax.chunked.loops import loop_blocks, map_blocks, scan_blocks
 from posenc_jax.chunked.ranges import Ranges, needed_ranges, visible_ranges
 from posenc_jax.chunked.rows import by_rows
 from posenc_jax.chunked.tile import Softmax, absorb_tile, tile_gradients, turn
+from posenc_jax.closures import why_not_static
 from posenc_jax.derivatives import forbid_forward_mode, forbid_reverse_over_reverse
 from posenc_jax.fused.shapes import is_symbolic
 from posenc_jax.tokens import Keys, Queries
@@ -99,7 +100,7 @@ def plan(call: Call) -> Planned | Refusal:
         return Refusal(
             f"the caller's {what} is a whole Q x K array, which is not split into tiles{instead}"
         )
-    return Planned(chunked)
+    return plan_unless(why_not_static(call.mask), Planned(chunked))
 
 
 @partial(jax.jit, static_argnums=3)
