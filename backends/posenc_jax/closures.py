@@ -1,4 +1,4 @@
-"""Mask functions with the variables that they read now.
+"""Mask functions with the variables that they read now, and masks that no program can be kept for.
 
 The backward pass of a traced program calls a mask function again, when a loop that made it has gone
 on. Its closure would then have the loop's last values.

@@ -138,7 +138,7 @@ class Gradients(NamedTuple):
     scores
         ``(B, H, Q, K)``.
     weights
-        The weights of a row, up to a factor: ``(B, H, Q, K)``.
+        The weights of a row, up to a factor: ``(B, H, Q, K)``. Of near keys alone, not of a row.
     d_out
         The gradient of the result divided by that factor, ``(B, H, Q, Dv)``.
     """
