@@ -101,6 +101,7 @@ from posenc.contract.checks import (
     check_window,
     nearest,
 )
+from posenc.contract.fields import check_equality
 from posenc.contract.operations import Operations, check_library, provide
 from posenc.contract.params import (
     Features,
@@ -175,6 +176,7 @@ __all__ = [
     "broadcast_index",
     "check_choice",
     "check_count",
+    "check_equality",
     "check_finite",
     "check_flag",
     "check_layer",

@@ -9,6 +9,7 @@ from typing import Any
 
 from posenc.apply.embed import has_embedding
 from posenc.contract.checks import check_count, check_scheme
+from posenc.contract.fields import check_equality
 from posenc.contract.params import is_floating
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
 
@@ -36,6 +37,7 @@ class LayerPlan:
     windows: tuple[int | None, ...] = ()
 
     def __post_init__(self) -> None:
+        check_equality("scheme", tuple(self.schemes))
         windows = tuple(map(_window, self.windows)) or (None,) * len(self.schemes)
         if len(windows) != len(self.schemes):
             raise ValueError(f"windows must be {len(self.schemes)}, one per layer, got {windows}")

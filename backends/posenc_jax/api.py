@@ -28,6 +28,7 @@ from posenc.backend import (
     advise_unknown,
     append_sink_key,
     as_mapping,
+    check_equality,
     check_library,
     check_range,
     choose,
@@ -275,6 +276,7 @@ def prepare_call(
     shared: Shared | None = None,
 ) -> Call:
     """The checked call, in the core's layout ``(B, H, L, D)``."""
+    check_equality("scheme", scheme)
     q, k, v = (_heads_first(name, a) for name, a in (("q", q), ("k", k), ("v", v)))
     params = {name: _as_jax(array) for name, array in as_mapping(params).items()}
     given = given.check(jnp)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from posenc.apply.shapes import as_column, as_row
 from posenc.contract.checks import check_count, check_flag, check_window
+from posenc.contract.fields import check_equality
 from posenc.contract.protocol import Array, Namespace, Window
 from posenc.contract.tokens import Tokens
 from posenc.positions.integers import visible
@@ -263,15 +264,7 @@ def _check_own(mask: Mask) -> None:
             f"mask: {kind.__name__} must be a frozen dataclass, so that masks with other values "
             "are not equal; decorate it with @dataclass(frozen=True)"
         )
-    # With eq=False that of a base class, which knows no further field.
-    equality = next(base for base in kind.__mro__ if "__eq__" in vars(base))
-    compared = {each.name for each in fields(equality) if each.compare}
-    unseen = [each.name for each in fields(kind) if each.init and each.name not in compared]
-    if unseen:
-        raise TypeError(
-            f"mask: two {kind.__name__} that differ in {unseen[0]!r} alone are equal, and calls "
-            "would mix them up; leave out eq=False and compare=False, or define __eq__ and __hash__"
-        )
+    check_equality("mask", mask)
 
 
 def _inside(low: Array, high: Array, window: Window, like: Array) -> tuple[Array, Array]:

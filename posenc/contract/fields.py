@@ -70,6 +70,38 @@ def check_fields(instance: Any, checks: Mapping[str, Check | None]) -> None:
                 check(field.name, value)
 
 
+def check_equality(name: str, value: Any) -> None:
+    """Refuse a scheme or mask that equals another one although their fields differ.
+
+    Compiled programs and passes are found by it, and would serve the other one too. Values that it
+    holds are checked with it.
+
+    Raises
+    ------
+    TypeError
+        The field that equality does not see, and how it would.
+    """
+    if isinstance(value, tuple):
+        for each in value:
+            check_equality(name, each)
+    if not is_dataclass(value) or isinstance(value, type):
+        return
+    kind = type(value)
+    # With eq=False equality is that of a base class, which knows no further field.
+    base = next(base for base in kind.__mro__ if "__eq__" in vars(base))
+    if "__dataclass_fields__" in vars(base):
+        compared = {each.name for each in fields(base) if each.compare}
+        unseen = [each.name for each in fields(kind) if each.init and each.name not in compared]
+        if unseen:
+            raise TypeError(
+                f"{name}: two {kind.__name__} that differ in {unseen[0]!r} alone are equal, and "
+                "calls would mix them up; leave out eq=False and compare=False, or define __eq__ "
+                "and __hash__"
+            )
+    for each in fields(value):
+        check_equality(name, getattr(value, each.name, None))
+
+
 def _read(annotation: Any, scope: dict[str, Any]) -> Any:
     """An annotation as a type; None if its text says nothing in its module."""
     if not isinstance(annotation, str):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from posenc.apply.feature_needs import lookback, reads_features, reads_hidden, s
 from posenc.cli.pages import docstring_texts
 from posenc.contract.fields import Count, Distance, Finite, Positive
 from posenc.contract.protocol import Hook
+from posenc.layers import LayerPlan
 from posenc.schemes import DAPE, FoX, Inkling, LogScale, ReRoPE, Scaling, Sum, Wrapper
 
 
@@ -135,6 +136,41 @@ def test_a_subclass_may_take_more():
     assert More().heads is None
     with pytest.raises(TypeError, match="learned must be True or False"):
         More(learned=2)
+
+
+@pytest.mark.parametrize("way", ["by its base", "but one field", "inside"])
+def test_schemes_of_ones_own_that_differ_are_not_equal(way):
+    """Layers that are equal share work, and compiled programs are found by the scheme."""
+
+    @dataclass(frozen=True, eq=way == "but one field")
+    class Steep(posenc.ALiBi):
+        steps: int = field(default=1, compare=way != "but one field")
+
+    scheme = Sum(posenc.RoPE(8), Steep(2)) if way == "inside" else Steep(2)
+    with pytest.raises(TypeError, match="scheme: two Steep that differ in 'steps' alone are equal"):
+        LayerPlan.of(scheme, 2)
+
+
+def test_schemes_of_ones_own_that_equality_tells_apart():
+    class Short(posenc.ALiBi):
+        def __init__(self):
+            super().__init__(2)
+
+    @dataclass(frozen=True, eq=False)
+    class Own(posenc.ALiBi):
+        steps: int = 1
+
+        def __eq__(self, other):
+            return isinstance(other, Own) and other.steps == self.steps
+
+        def __hash__(self):
+            return hash(self.steps)
+
+    @dataclass(frozen=True, eq=False)
+    class Itself(PositionScheme):  # equal to no other
+        steps: int = 1
+
+    assert len(LayerPlan.of([Short(), Own(2), Itself(2)], 3)) == 3
 
 
 def test_annotations_of_a_function_are_seen_where_its_module_has_them():

@@ -582,6 +582,18 @@ class Groups(posenc.Mask):
         return table[q.pos] == table[k.pos]
 
 
+def test_a_scheme_that_equality_does_not_tell_from_others_is_refused():
+    """The first one's program would serve the second."""
+
+    @dataclass(frozen=True, eq=False)
+    class Steeper(posenc.ALiBi):
+        factor: float = 1.0
+
+    x = jnp.ones((1, 4, HEADS, DIM))
+    with pytest.raises(TypeError, match="scheme: two Steeper that differ in 'factor' alone"):
+        posenc_jax.attention(x, x, x, Steeper(HEADS, factor=2.0), causal=True)
+
+
 def test_a_mask_that_holds_an_array_is_not_for_chunked():
     (q, k, v), groups = tensors(24), np.arange(24) // 5
     out = posenc_jax.attention(q, k, v, posenc.NoPE(), mask=Groups(table=groups))
