@@ -55,7 +55,8 @@ from posenc_jax.unfold import unfold
 
 provide(
     Operations(
-        hold=hold, unfold=unfold, network=network, scan_back=scan_back, detach=lax.stop_gradient
+        hold=hold, unfold=unfold, network=network, scan_back=scan_back, sigmoid=lax.logistic,
+        detach=lax.stop_gradient,
     ),
     xp=jnp,
 )  # fmt: skip

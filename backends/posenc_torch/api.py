@@ -33,6 +33,7 @@ from posenc.backend import (
     working_dtype,
 )
 from posenc_torch import folded, sdpa
+from posenc_torch.activations import softplus
 from posenc_torch.chunked import implementation as chunked
 from posenc_torch.constants import constant
 from posenc_torch.flex import implementation as flex
@@ -48,6 +49,8 @@ provide(
         rotate=rotate,
         network=network,
         take_along_axis=take_along_axis,
+        softplus=softplus,
+        sigmoid=torch.sigmoid,
         own_dtypes=own_dtypes,
         detach=Tensor.detach,
         has_values=has_values,

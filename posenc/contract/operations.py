@@ -49,6 +49,8 @@ class Operations:
     take_along_axis
         ``take_along_axis(x, index, axis)``: ``x`` at indices, those below 0 from the end, as many
         axes as it has and no broadcasting.
+    softplus, sigmoid
+        ``softplus(z)``, ``sigmoid(z)``: as ``posenc.schemes.activations`` has them.
     own_dtypes
         ``own_dtypes()``: a context in which no operation rounds what it is given, as PyTorch's
         autocast does.
@@ -66,6 +68,8 @@ class Operations:
     network: Callable[..., Array | None] | None = None
     scan_back: Callable[..., Array] | None = None
     take_along_axis: Callable[[Array, Array, int], Array] | None = None
+    softplus: Callable[[Array], Array] | None = None
+    sigmoid: Callable[[Array], Array] | None = None
     own_dtypes: Callable[[], AbstractContextManager[Any]] | None = None
     detach: Callable[[Array], Array] | None = None
     has_values: Callable[[Array], bool] | None = None

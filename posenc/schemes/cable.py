@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from posenc.contract.protocol import Array, Arrays, Namespace
-from posenc.schemes.gates import SummedGates, log_sigmoid, logits
+from posenc.schemes.activations import log_sigmoid
+from posenc.schemes.gates import SummedGates, logits
 
 
 @dataclass(frozen=True)

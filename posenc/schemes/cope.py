@@ -16,7 +16,7 @@ from posenc.contract.fields import Count
 from posenc.contract.operations import take_along_axis
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec
-from posenc.schemes.gates import log_sigmoid
+from posenc.schemes.activations import sigmoid
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,13 @@ class CoPE(
         self, scores: Array, q: Array, k: Array, *, visible: Array | None, params: Any,
         xp: Namespace,
     ) -> Array:  # fmt: skip
-        gates = xp.exp(log_sigmoid(scores, xp))
+        gates = sigmoid(scores, xp)
         if visible is not None:
             gates = xp.where(visible, gates, 0.0)
         sums = sums_from(gates, k, in_order=params.in_order, xp=xp)
         counted = xp.clip(sums, max=self.npos - 1)
-        low = xp.astype(xp.floor(counted), xp.int32)
-        part, table = counted - xp.floor(counted), params.query["e"]
+        whole, table = xp.floor(counted), params.query["e"]
+        low, part = xp.astype(whole, xp.arange(1).dtype), counted - whole
         return scores + (
             table[low] * (1 - part) + table[xp.clip(low + 1, max=self.npos - 1)] * part
         )

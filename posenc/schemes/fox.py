@@ -10,7 +10,8 @@ from typing import Any, Literal
 from posenc.contract.checks import check_positive
 from posenc.contract.fields import Finite
 from posenc.contract.protocol import Array, Arrays, Namespace, ParamSpec
-from posenc.schemes.gates import SummedGates, log_sigmoid, logits
+from posenc.schemes.activations import log_sigmoid
+from posenc.schemes.gates import SummedGates, logits
 
 
 @dataclass(frozen=True)

@@ -57,11 +57,6 @@ def logits(x: Array, params: Arrays, xp: Namespace) -> Array:
     return xp.matmul(x, xp.matrix_transpose(params["w"])) + params["b"]
 
 
-def log_sigmoid(z: Array, xp: Namespace) -> Array:
-    """``ln(1 / (1 + exp(-z)))``, without overflow, and with its derivative at 0."""
-    return -xp.logaddexp(xp.zeros_like(z), -z)
-
-
 def uniform_by_inputs(inputs: int) -> Initializer:
     """First values of a linear layer: uniform up to ``1 / sqrt(inputs)``."""
     most = 1 / math.sqrt(inputs)

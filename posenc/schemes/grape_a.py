@@ -13,6 +13,7 @@ from posenc.contract.checks import check_channels
 from posenc.contract.fields import Count
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec
+from posenc.schemes.activations import softplus
 from posenc.schemes.alibi import ALiBi
 
 _EPS = 1e-6  # the least length by which u is divided, as released
@@ -76,16 +77,12 @@ class GRAPEA(PositionScheme, relative=True, paper="Zhang et al. 2025, arXiv 2512
         of_group = xp.reshape(u, (k.shape[1], groups, self.head_dim))
         logits = xp.matrix_transpose(xp.matmul(k, xp.matrix_transpose(of_group)))
         logits = xp.reshape(logits, (k.shape[0], heads, k.shape[2]))
-        return _softplus(logits / math.sqrt(self.head_dim), xp)
+        return softplus(logits / math.sqrt(self.head_dim), xp)
 
     def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
-        w = params["slopes"] * _softplus(params["omega"], xp)
+        w = params["slopes"] * softplus(params["omega"], xp)
         distance = xp.astype(xp.where(q > k, q - k, 0), w.dtype)
         return -w * params.key["gate"] * distance
-
-
-def _softplus(z: Array, xp: Namespace) -> Array:
-    return xp.logaddexp(xp.zeros_like(z), z)
 
 
 def _softplus_of_one(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

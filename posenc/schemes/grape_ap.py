@@ -13,9 +13,9 @@ from posenc.angles.fixed import Turns
 from posenc.contract.fields import Count
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec
+from posenc.schemes.activations import log_sigmoid
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.cope import sums_from
-from posenc.schemes.gates import log_sigmoid
 from posenc.schemes.rope import rotate
 
 _EPS = 2.0**-23  # in the mean of squares, as PyTorch's RMSNorm in float32

@@ -12,7 +12,8 @@ from posenc.contract.checks import check_channels
 from posenc.contract.fields import Count
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec
-from posenc.schemes.gates import log_sigmoid, logits, uniform_by_inputs
+from posenc.schemes.activations import sigmoid
+from posenc.schemes.gates import logits, uniform_by_inputs
 from posenc.schemes.reflections import changes_of_scores
 
 _EPS = 1e-6  # in the norm of a direction, as released
@@ -93,12 +94,12 @@ class PaTH(
             each = xp.matmul(xp.permute_dims(x, (2, 0, 1, 3))[:, :, None, :, :], w)
             taps = xp.permute_dims(params["taps"], (2, 0, 1))[:, None, :, None, :]
             w = xp.sum(each * taps, axis=0)
-            w = w * xp.exp(log_sigmoid(w, xp))
+            w = w * sigmoid(w, xp)
         return w / xp.sqrt(xp.sum(w * w, axis=-1, keepdims=True) + _EPS)
 
     def _beta(self, x: Array, *, params: Arrays, xp: Namespace) -> Array:
         z = logits(x, {"w": params["beta"], "b": params["b"]}, xp)
-        return xp.matrix_transpose(2 * xp.exp(log_sigmoid(z, xp)))
+        return xp.matrix_transpose(2 * sigmoid(z, xp))
 
     def _query(self, q: Array, pos: Array, *, scale: float, **_: Any) -> Array:
         check_channels("q", q, self.head_dim)

@@ -15,6 +15,7 @@ from posenc.contract.checks import check_channels
 from posenc.contract.fields import Count, Positive
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Arrays, Initializer, Namespace, ParamSpec, Role
+from posenc.schemes.activations import softplus
 from posenc.schemes.rope import Layout
 
 FirstPhase = Literal["zero", "uniform"]
@@ -85,7 +86,7 @@ class PoPE(PositionScheme, paper="Gopalakrishnan et al. 2025, arXiv 2509.10534")
             sin_delta, cos_delta = xp.sin(delta), xp.cos(delta)
             sin, cos = sin * cos_delta + cos * sin_delta, cos * cos_delta - sin * sin_delta
         wide = xp.astype(x, work, copy=False)
-        length = xp.logaddexp(wide, xp.zeros_like(wide))  # softplus
+        length = softplus(wide, xp)
         both = [length * cos, length * sin]
         if self.layout == "half":
             return xp.astype(xp.concat(both, axis=-1), x.dtype, copy=False)

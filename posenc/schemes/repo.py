@@ -15,7 +15,7 @@ from posenc.contract.fields import Count, Positive
 from posenc.contract.operations import constant_array
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec, Role
-from posenc.schemes.gates import log_sigmoid
+from posenc.schemes.activations import sigmoid
 from posenc.schemes.rope import Layout, RoPE, check_heads, rotate
 
 
@@ -94,7 +94,7 @@ class RePo(PositionScheme, paper="Li, Zhao, Sproat 2025, arXiv 2512.14391"):
         gate, content = (
             xp.matmul(x, xp.matrix_transpose(params[name])) for name in ("gate_map", "content_map")
         )
-        swish = gate * xp.exp(log_sigmoid(gate, xp))
+        swish = gate * sigmoid(gate, xp)
         z = xp.matmul(swish * content, xp.matrix_transpose(params["final_map"]))
         return xp.matrix_transpose(z)
 

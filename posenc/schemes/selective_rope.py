@@ -14,7 +14,8 @@ from posenc.contract.fields import Count, Positive
 from posenc.contract.operations import constant_array
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec, Role
-from posenc.schemes.gates import log_sigmoid, uniform_by_inputs
+from posenc.schemes.activations import sigmoid
+from posenc.schemes.gates import uniform_by_inputs
 from posenc.schemes.rope import check_heads, rotate
 
 _EPS = 1e-6  # in the norm of a hidden state, as released
@@ -124,7 +125,7 @@ class SelectiveRoPE(
         if self.use_gate:
             own = xp.reshape(unit[:, :, -1, :, :], (batch, -1, x.shape[-1]))
             z = xp.matmul(own, xp.matrix_transpose(params["gate_w"])) + params["gate_b"]
-            angle = angle * xp.matrix_transpose(xp.exp(log_sigmoid(z, xp)))[..., None]
+            angle = angle * xp.matrix_transpose(sigmoid(z, xp))[..., None]
         return angle
 
     def transform(self, x: Array, pos: Array, *, role: Role, params: Any, xp: Namespace) -> Array:

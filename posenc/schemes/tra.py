@@ -10,8 +10,9 @@ from typing import Any
 from posenc.contract.fields import Count
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec
+from posenc.schemes.activations import log_sigmoid
 from posenc.schemes.cope import sums_from
-from posenc.schemes.gates import log_sigmoid, logits, uniform_by_inputs
+from posenc.schemes.gates import logits, uniform_by_inputs
 
 
 @dataclass(frozen=True)

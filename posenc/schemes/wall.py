@@ -9,7 +9,7 @@ from typing import Any
 from posenc.contract.fields import Count, Finite
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec
-from posenc.schemes.gates import log_sigmoid
+from posenc.schemes.activations import log_sigmoid
 
 
 @dataclass(frozen=True)

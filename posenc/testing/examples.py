@@ -35,7 +35,8 @@ from posenc.contract.specs import (
     Role,
     Window,
 )
-from posenc.schemes.gates import SummedGates, log_sigmoid, logits
+from posenc.schemes.activations import log_sigmoid
+from posenc.schemes.gates import SummedGates, logits
 
 HEADS, HEAD_DIM, HIDDEN_DIM = 4, 8, 12
 

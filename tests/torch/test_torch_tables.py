@@ -24,7 +24,7 @@ from torch_operations import Operations
 import posenc
 import posenc_torch
 from posenc_torch.chunked import parts
-from posenc_torch.tables import gather_pairs, read_by_distance
+from posenc_torch.tables import gather_pairs, read_by_distance, take_along_axis
 
 INDICES = {
     "clipped": lambda at: at.clip(-4, 4) + 4,
@@ -52,6 +52,14 @@ def test_columns_by_distance_are_the_pairs(index, shape):
         results += [(values, *torch.autograd.grad(values, table, d_values))]
     for by_pair, by_distance in zip(*results, strict=True):
         assert torch.allclose(by_pair, by_distance, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("read", [gather_pairs, take_along_axis])
+def test_some_numbers_of_an_index_may_count_from_the_end(read):
+    table, index = torch.arange(12.0).reshape(1, 1, 2, 6), torch.tensor([[1, 0, -1], [2, -6, 5]])
+    named = {"by_distance": False} if read is gather_pairs else {"axis": -1}
+    assert read(table, index[None, None], **named).tolist() == [[[[1, 0, 5], [8, 6, 11]]]]
+    assert read(table, index[None, None, :, :0], **named).shape == (1, 1, 2, 0)
 
 
 def tokens(length, batch=2, heads=HEADS):
