@@ -41,6 +41,7 @@ from posenc_torch.network import network
 from posenc_torch.rotation import hold, rotate
 from posenc_torch.tables import take_along_axis
 from posenc_torch.tracing import has_values, own_dtypes
+from posenc_torch.weights import exp
 
 provide(
     Operations(
@@ -49,6 +50,7 @@ provide(
         rotate=rotate,
         network=network,
         take_along_axis=take_along_axis,
+        exp=exp,
         softplus=softplus,
         sigmoid=torch.sigmoid,
         own_dtypes=own_dtypes,

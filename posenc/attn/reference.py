@@ -18,7 +18,7 @@ from posenc.attn.implementations import Implementation, Planned, choose
 from posenc.attn.keywords import advise_unknown
 from posenc.attn.masks import Mask, MaskFunction
 from posenc.attn.prepare import prepare
-from posenc.contract.operations import detached, own_dtypes, shared_namespace
+from posenc.contract.operations import detached, exp_of_scores, own_dtypes, shared_namespace
 from posenc.contract.params import as_mapping, working_dtype
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme, Window
 from posenc.contract.tokens import Tokens
@@ -163,7 +163,7 @@ def dense(call: Call) -> tuple[Array, Array]:
     if call.softcap is not None:  # likewise for "softcap * tanh - highest"
         above = detached(ahead, xp)
         ahead = ahead - xp.where(above > 0, above, 0.0)
-    weights = xp.exp(ahead)
+    weights = exp_of_scores(ahead, xp)
     if visible is not None:
         weights = xp.where(visible, weights, 0.0)
     total = xp.sum(weights, axis=-1, keepdims=True)

@@ -49,6 +49,9 @@ class Operations:
     take_along_axis
         ``take_along_axis(x, index, axis)``: ``x`` at indices, those below 0 from the end, as many
         axes as it has and no broadcasting.
+    exp
+        ``exp(x)`` of scores less the highest one of their row. It may be 0 where the weight of the
+        score would be no normal number.
     softplus, sigmoid
         ``softplus(z)``, ``sigmoid(z)``: as ``posenc.schemes.activations`` has them.
     own_dtypes
@@ -68,6 +71,7 @@ class Operations:
     network: Callable[..., Array | None] | None = None
     scan_back: Callable[..., Array] | None = None
     take_along_axis: Callable[[Array, Array, int], Array] | None = None
+    exp: Callable[[Array], Array] | None = None
     softplus: Callable[[Array], Array] | None = None
     sigmoid: Callable[[Array], Array] | None = None
     own_dtypes: Callable[[], AbstractContextManager[Any]] | None = None
@@ -106,6 +110,11 @@ def detached(array: Array, xp: Namespace) -> Array:
     """The same numbers, which have no gradient; of a library that has none, the array."""
     of_framework = operations_of(xp).detach
     return array if of_framework is None else of_framework(array)
+
+
+def exp_of_scores(ahead: Array, xp: Namespace) -> Array:
+    """``exp`` of scores less the highest one of their row, to divide by their sum."""
+    return (operations_of(xp).exp or xp.exp)(ahead)
 
 
 def is_compiling(xp: Namespace) -> bool:

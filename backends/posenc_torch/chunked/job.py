@@ -48,6 +48,7 @@ from posenc_torch.chunked.tensors import (
 from posenc_torch.fully_masked import is_true, zero_fully_masked
 from posenc_torch.sdpa import mask_dtype, masked_sdpa, sees_itself
 from posenc_torch.tables import read_by_distance
+from posenc_torch.weights import exp
 
 
 class Job(NamedTuple):
@@ -295,7 +296,7 @@ def _attend_with_lse(
         scores = torch.where(mask, scores, torch.finfo(dtype).min)
     # Not the log-sum-exp: where scores are large, it has few digits left for the sum.
     row_max = scores.amax(dim=-1, keepdim=True).detach()
-    weights = torch.exp(scores - row_max)
+    weights = exp(scores - row_max)
     if mask is not None:
         weights = torch.where(mask, weights, 0.0)
     row_sum = weights.sum(dim=-1, keepdim=True)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from posenc_torch.weights import exp_
+
 _SCORES = 2**20  # at a time: a few arrays of them then stay in a cache
 
 
@@ -67,7 +69,7 @@ class Scores(NamedTuple):
     def gradients(self) -> Gradients:
         """``w * (d_out @ v.T - mean)`` of the weights ``w``, ``(B, H, Q, K)``."""
         weights = self.q @ self.k.mT
-        weights.add_(self.term).sub_(self.lse[..., None]).exp_()
+        weights = exp_(weights.add_(self.term).sub_(self.lse[..., None]))
         d_out, mean = self.d_out, self.mean
         if mean is not None:
             return Gradients((d_out @ self.v.mT).sub_(mean).mul_(weights), weights, d_out)
