@@ -53,6 +53,7 @@ provide(
         exp=exp,
         softplus=softplus,
         sigmoid=torch.sigmoid,
+        leaky_relu=torch.nn.functional.leaky_relu,
         own_dtypes=own_dtypes,
         detach=Tensor.detach,
         has_values=has_values,

@@ -52,8 +52,9 @@ class Operations:
     exp
         ``exp(x)`` of scores less the highest one of their row. It may be 0 where the weight of the
         score would be no normal number.
-    softplus, sigmoid
-        ``softplus(z)``, ``sigmoid(z)``: as ``posenc.schemes.activations`` has them.
+    softplus, sigmoid, leaky_relu
+        ``softplus(z)``, ``sigmoid(z)``, ``leaky_relu(z, slope)``: as ``posenc.schemes.activations``
+        has them.
     own_dtypes
         ``own_dtypes()``: a context in which no operation rounds what it is given, as PyTorch's
         autocast does.
@@ -74,6 +75,7 @@ class Operations:
     exp: Callable[[Array], Array] | None = None
     softplus: Callable[[Array], Array] | None = None
     sigmoid: Callable[[Array], Array] | None = None
+    leaky_relu: Callable[[Array, float], Array] | None = None
     own_dtypes: Callable[[], AbstractContextManager[Any]] | None = None
     detach: Callable[[Array], Array] | None = None
     has_values: Callable[[Array], bool] | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from posenc.contract.fields import Count
 from posenc.contract.protocol import Array, Arrays, Hook, Namespace, ParamSpec, PositionScheme
+from posenc.schemes.activations import leaky_relu
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.gates import uniform_by_inputs
 from posenc.schemes.sum import Combination
@@ -89,7 +90,7 @@ class DAPE(
             finite = xp.broadcast_to(xp.where(bias == -math.inf, 0.0, bias), scores.shape)
             inputs = xp.concat([scores, finite], axis=1)
         units = _mix_heads(params["w1"], inputs, xp) + params["b1"][:, None, None]
-        units = xp.where(units > 0, units, _LEAK * units)
+        units = leaky_relu(units, _LEAK, xp)
         return scores + _mix_heads(params["w2"][:][:, 0, :], units, xp) + params["b2"]
 
     def _with_schemes(self, schemes: tuple[PositionScheme, ...]) -> PositionScheme:

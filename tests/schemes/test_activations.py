@@ -1,4 +1,4 @@
-"""Softplus and sigmoid: values beside float64, far from 0 too, and derivatives, on each library."""
+"""Softplus, sigmoid and leaky ReLU: values beside float64, far from 0 too, and derivatives, on each library."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 from frameworks import FRAMEWORKS
 
-from posenc.schemes.activations import log_sigmoid, sigmoid, softplus
+from posenc.schemes.activations import leaky_relu, log_sigmoid, sigmoid, softplus
 from posenc.testing.tolerances import UNIT
 
-FUNCTIONS = {"softplus": softplus, "log_sigmoid": log_sigmoid, "sigmoid": sigmoid}
+FUNCTIONS = {
+    "softplus": softplus,
+    "log_sigmoid": log_sigmoid,
+    "sigmoid": sigmoid,
+    "leaky_relu": lambda z, xp: leaky_relu(z, 0.01, xp),
+}
+AT_0 = {"softplus": 0.5, "log_sigmoid": 0.5, "sigmoid": 0.25, "leaky_relu": 0.01}
+"""Their derivatives."""
 DIFFERENTIABLE = [name for name in ("torch", "jax") if name in FRAMEWORKS]
 Z = np.concatenate([np.linspace(-80, 80, 641), np.linspace(-0.01, 0.01, 9)]).astype(np.float32)
 
@@ -23,6 +30,8 @@ def exact(name, z):
     rising, falling = np.where(z < 0, small, large), np.where(z < 0, large, small)
     if name == "sigmoid":
         return rising, rising * falling
+    if name == "leaky_relu":
+        return np.where(z > 0, z, 0.01 * z), np.where(z > 0, 1.0, 0.01)
     if name == "softplus":
         return np.maximum(z, 0) + np.log1p(e), rising
     return np.minimum(z, 0) - np.log1p(e), falling
@@ -51,7 +60,7 @@ def test_derivatives(name, framework):
     _, found = run(lambda xp, a: FUNCTIONS[name](a["z"], xp), {"z": Z}, np.ones(Z.shape))
     expected = exact(name, Z.astype(np.float64))[1]
     assert np.max(np.abs(found["z"] - expected)) <= 8 * UNIT["float32"]
-    assert math.isclose(found["z"][Z == 0][0], 0.25 if name == "sigmoid" else 0.5)
+    assert math.isclose(found["z"][Z == 0][0], AT_0[name], rel_tol=1e-7)
 
 
 @pytest.mark.parametrize("framework", DIFFERENTIABLE)
