@@ -21,6 +21,7 @@ from posenc.backend import (
     check_scheme,
     concrete_values,
     has_embedding,
+    needs_own_hidden,
     reads_hidden,
 )
 from posenc.schemes import NoPE
@@ -206,6 +207,8 @@ class Attention(_OfScheme):
             Booleans or integers ``(B, Q, K)`` or ``(B, 1 or H, Q, K)``: what a query sees.
         x
             Hidden states ``(B, K, C)`` of the keys' tokens, for a scheme that reads them (FoX).
+            Those of the queries' tokens are the last ``Q`` of them; where positions can be read,
+            others are refused if the scheme reads them (RePo).
         cache
             Keys ``(B, slots, Hk, D)`` and values ``(B, slots, Hk, Dv)``; and hidden states
             ``(B, slots, C)`` for a scheme that reads them, which are then ``x`` of new tokens
@@ -238,6 +241,12 @@ class Attention(_OfScheme):
         else:
             newest = None if x is None else x[:, x.shape[1] - query.shape[1] :]
             tokens, queries = _at(tokens, of_keys), _at(Tokens(x=newest), at)
+            if cache is None and needs_own_hidden(self.scheme, queries, tokens, _modules()[1]):
+                raise ValueError(
+                    f"x: {type(self.scheme).__name__} reads hidden states of the queries' tokens "
+                    "too, and positions are not the last of key_positions: give queries of the "
+                    "last tokens, in the order of the keys"
+                )
         mask = _as_bool("attention_mask", attention_mask)
         out = self._attention(query, key, value, tokens, queries, mask)
         return out if cache is None else (out, cache)

@@ -147,13 +147,22 @@ def with_hidden(
     given = given._replace(tokens=replace(keys, x=x))
     if queries is None or queries.x is not None:
         return given
-    if by_role(scheme.feature_specs(), "hidden")["query"] and not _may_be_last(queries, keys, xp):
+    if needs_own_hidden(scheme, queries, keys, xp):
         raise ValueError(
             f"x: {type(scheme).__name__} reads hidden states of the queries' tokens, and "
             "queries.pos are not the last of tokens.pos: call positions[layer].attend with "
             "tokens=Tokens(..., x=...) and queries=Tokens(..., x=...)"
         )
     return given._replace(queries=replace(queries, x=x[:, x.shape[1] - q_len :]))
+
+
+def needs_own_hidden(scheme: PositionScheme, queries: Tokens, keys: Tokens, xp: Namespace) -> bool:
+    """Whether a scheme reads hidden states of queries that are not the last of the keys' tokens.
+
+    False too where positions cannot be read, as in a traced program.
+    """
+    reads = by_role(scheme.feature_specs(), "hidden")["query"]
+    return bool(reads) and not _may_be_last(queries, keys, xp)
 
 
 def _may_be_last(queries: Tokens, keys: Tokens, xp: Namespace) -> bool:

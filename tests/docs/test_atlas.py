@@ -168,6 +168,8 @@ def test_the_table_of_facts_is_that_of_the_records(atlas, monkeypatch):
             },
         ),
         ("majority", {"majority needs no positions": "nope", "majority is not learned": "tra"}),
+        ("sort", {"sorting needs no positions": "nope", "RoPE loses the order": "rope",
+                  "ALiBi loses it too": "alibi"}),
         ("parity", {"parity shows the same": "path", "Selective RoPE finds": "selective_rope"}),
         ("state_tracking", {"PaTH": "path", "Selective RoPE tracks": "selective_rope",
                             "TRA": "tra"}),

@@ -112,6 +112,18 @@ def test_keys_elsewhere_and_keys_that_do_not_exist():
         layer(q, k, v, key_positions=np.arange(12))
 
 
+def test_hidden_states_are_of_the_last_queries():
+    """``x`` is of the keys' tokens: that of other queries is unknown, and was another token's."""
+    q, k, v = heads()
+    layer = Attention(posenc.make("inkling", num_heads=HEADS, hidden_dim=DIM), causal=True)
+    x, at = np.ones((2, LENGTH, DIM), "float32"), np.arange(LENGTH)
+    layer(q[:, 8:], k, v, x=x, positions=at[8:])
+    with pytest.raises(ValueError, match="x: Inkling reads hidden states of the queries' tokens"):
+        layer(q[:, :4], k, v, x=x, positions=at[:4])
+    fox = Attention(FOX, causal=True)  # which reads those of keys
+    fox(q[:, :4], k, v, x=x, positions=at[:4])
+
+
 def test_a_model_trains_and_its_file_brings_the_table_back(tmp_path):
     keras.utils.set_random_seed(0)
     tokens, positions = texts()

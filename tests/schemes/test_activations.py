@@ -1,4 +1,4 @@
-"""Softplus, sigmoid and leaky ReLU: values beside float64, far from 0 too, and derivatives, on each library."""
+"""Softplus, sigmoid and leaky ReLU on each library: values beside float64, and derivatives."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def exact(name, z):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_small_values_keep_their_digits(name, framework):
-    """An exponential rounds by 3 units of its result, at most; the formula for all has two more.
+    """An exponential and two more operations round by 8 units of the result, at most.
 
-    They take the logarithm of the sigmoid, and round it by a unit of up to 80.
+    Without a sigmoid of the library, its logarithm, up to 80, is rounded first.
     """
     found = (
         FRAMEWORKS[framework].evaluate(lambda xp, a: FUNCTIONS[name](a["z"], xp), {"z": Z}).values

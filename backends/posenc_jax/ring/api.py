@@ -92,7 +92,9 @@ def ring_attention(
         shard. ``queries`` may be left out if a shard has as many as keys. Features are this
         shard's part of those of the whole sequence, which ``posenc.features`` computes outside of
         ``shard_map``; cumulative ones, and a ``lookback``, are computed here from hidden states if
-        positions are the default, without segments or padding, and ``Q = K``.
+        positions are the default, without segments or padding, and ``Q = K``. A known fault: if
+        queries of a shard are in segments that its own keys lack, or keys in segments that its
+        queries lack, results are wrong with learned arrays that read vectors (``LearnedRoPE``).
     implementation
         Computes attention to the keys of one shard: ``"pallas"``, ``"chunked"``, or ``"auto"``, the
         first of them that serves the call well. First derivatives in reverse mode only.
