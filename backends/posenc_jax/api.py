@@ -275,8 +275,9 @@ def prepare_call(
     *,
     skip_blocks: bool = True,
     shared: Shared | None = None,
+    gather: Callable[[Array], Array] | None = None,
 ) -> Call:
-    """The checked call, in the core's layout ``(B, H, L, D)``."""
+    """The checked call, in the core's layout ``(B, H, L, D)``; ``gather`` as in ``prepare``."""
     check_equality("scheme", scheme)
     q, k, v = (_heads_first(name, a) for name, a in (("q", q), ("k", k), ("v", v)))
     params = {name: _as_jax(array) for name, array in as_mapping(params).items()}
@@ -292,8 +293,9 @@ def prepare_call(
     if implementation == "reference" or work == jnp.float64:
         q, k, v = (a.astype(work) for a in (q, k, v))
     return prepare(
-        q, k, v, scheme, params, causal, given, skip_blocks=skip_blocks, shared=shared, xp=jnp
-    )
+        q, k, v, scheme, params, causal, given,
+        skip_blocks=skip_blocks, shared=shared, gather=gather, xp=jnp,
+    )  # fmt: skip
 
 
 def _check_32_bits(name: str, values: Any) -> None:

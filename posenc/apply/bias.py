@@ -10,7 +10,14 @@ from array_api_compat import device
 
 from posenc.apply.by_distance import distances_of_pairs
 from posenc.apply.feature_needs import reads_features
-from posenc.apply.shapes import as_column, as_row, cast, check_batches, prepare_params
+from posenc.apply.shapes import (
+    as_column,
+    as_row,
+    cast,
+    check_batches,
+    common_size,
+    prepare_params,
+)
 from posenc.contract.checks import check_scheme
 from posenc.contract.operations import own_dtypes, shared_namespace
 from posenc.contract.params import head_count, head_views, tile_views, without_prefix
@@ -215,7 +222,7 @@ def bias_tile(
     sizes = [a.shape[0] for n, a in arrays.items() if n not in specs or specs[n].per_head]
     sizes += [a.shape[1] for a in both if a.shape[1] != 1]
     heads = sizes[0] if sizes else head_count(scheme) or 1
-    batch = max([1, *(a.shape[0] for a in both)])
+    batch = common_size(*(a.shape[0] for a in both))
     return scheme_bias(scheme, q, k, views, heads=heads, batch=batch, xp=xp)
 
 

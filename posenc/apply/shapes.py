@@ -16,10 +16,18 @@ def positions_as_places(pos: Array, axes: int, *, xp: Namespace) -> Array:
     return xp.broadcast_to(pos[..., None], (*pos.shape, axes))
 
 
+def common_size(*sizes: int) -> int:
+    """The size that axes ``(n or 1)`` have together; 1 if all of them are 1.
+
+    Nothing is compared by order, because a size may be a symbol of ``jax.export``.
+    """
+    return next((size for size in sizes if size != 1), 1)
+
+
 def check_batches(**positions: Array) -> int:
     """The common batch size of arrays ``(L,)`` or ``(B, L)``; 1 if none has a batch axis."""
     sizes = {name: p.shape[0] for name, p in positions.items() if len(p.shape) == 2}
-    batch: int = max(sizes.values()) if sizes else 1  # torch's compiler has no max(default=)
+    batch = common_size(*sizes.values())
     for name, size in sizes.items():
         if size != 1 and size != batch:
             raise ValueError(f"{name} has batch {size}, others have {batch}: {sizes}")

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from array_api_compat import device
 
 from posenc.apply.feature_needs import summed_features
+from posenc.apply.shapes import common_size
 from posenc.attn.segment_sums import in_order_of_positions
 from posenc.contract.params import Features, Params
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
@@ -166,7 +167,7 @@ class ChannelDecay:
         # How many keys are sorted up to each query, and the block of the last of them.
         count = xp.sum(xp.astype((of_k < of_q) | sees, q_pos.dtype), axis=-1)
         own = xp.where(count > 0, count - 1, 0) // _BLOCK  # (B or 1, 1, Q)
-        batch = max(k_pos.shape[0], k_seg.shape[0])
+        batch = common_size(k_pos.shape[0], k_seg.shape[0])
         order = in_order_of_positions(Tokens(k_pos[:, 0, :], k_seg[:, 0, :]), batch, xp)[:, None, :]
         key = self._at("key").map(lambda a: _blocks(a, order, xp))
         seg = _blocks(k_seg[..., None], order, xp)  # (B or 1, 1, N, _BLOCK, 1)
@@ -198,7 +199,7 @@ class ChannelDecay:
         is_own = (own[..., None, :] == block)[..., None]
         found = xp.where(is_own, direct[:, :, None, :, :], found)
         found = xp.permute_dims(found, (0, 1, 3, 2, 4))
-        return xp.reshape(found, (*q.shape[:3], -1))
+        return xp.reshape(found, (*q.shape[:3], block.shape[0] * _BLOCK))
 
 
 def _with_keys(queries: Array) -> Array:
@@ -220,9 +221,9 @@ def _take(values: Array, index: Array, xp: Namespace) -> Array:
     """``values (B or 1, H or 1, L, M)`` at the tokens ``index (B or 1, 1, N, 1)``."""
     # By rows: take_along_axis would read an index for each number.
     own, heads, length, width = values.shape
-    batch, count = max(own, index.shape[0]), index.shape[2]
+    batch, count = common_size(own, index.shape[0]), index.shape[2]
     index = xp.broadcast_to(index[:, 0, :, 0], (batch, count))
-    if own > 1:
+    if own != 1:
         first = length * xp.arange(own, dtype=index.dtype, device=device(index))
         index = index + first[:, None]
     rows = xp.reshape(xp.permute_dims(values, (0, 2, 1, 3)), (own * length, heads, width))
@@ -235,10 +236,13 @@ def _blocks(values: Array, order: Array, xp: Namespace) -> Array:
 
     The last block ends with the last key again and again.
     """
-    missing = -order.shape[-1] % _BLOCK
-    last = xp.broadcast_to(order[..., -1:], (*order.shape[:-1], missing))
-    found = _take(values, xp.concat([order, last], axis=-1)[..., None], xp)
-    return xp.reshape(found, (*found.shape[:2], -1, _BLOCK, found.shape[-1]))
+    length = order.shape[-1]
+    count = (length + _BLOCK - 1) // _BLOCK
+    # Not joined from two parts: jax.export would not know that their lengths make whole blocks.
+    place = xp.arange(count * _BLOCK, dtype=order.dtype, device=device(order))
+    padded = xp.take(order, xp.where(place < length, place, length - 1), axis=-1)
+    found = _take(values, padded[..., None], xp)
+    return xp.reshape(found, (*found.shape[:2], count, _BLOCK, found.shape[-1]))
 
 
 def _at_block(blocks: Array, own: Array, xp: Namespace) -> Array:

@@ -73,10 +73,11 @@ def features(
         ``transform``, for a scheme whose features read them.
     carry
         Name -> cumulative sum over all earlier tokens, ``(B, H)`` or ``(B, H, M)``: the last values
-        of the cached ``features``. Not with segments.
+        of the cached ``features``; 0 in a row whose tokens so far are padding. Not with segments.
     x_before
         Hidden states ``(B, n, C)`` of the last tokens before these, for a scheme with a
-        ``lookback``. Not with segments. Default: there are none.
+        ``lookback``; 0 for padding, of which nothing else tells here. Not with segments. Default:
+        there are none.
     scale
         Factor of the scores. Default: ``scheme.scale(D)``.
 
@@ -107,8 +108,10 @@ def features(
     side = _complete(given, scheme, vectors, length, xp)
     for name, given_before in (("carry", carry), ("x_before", x_before)):
         if given_before is not None and side.seg is not None:
+            part = "seg" if given.exists is None else "exists"
             raise ValueError(
-                f"{name} is given with segments, but it continues one; leave out tokens.seg"
+                f"{name} is given with tokens.{part}, but it continues one segment of tokens that "
+                f"all exist; leave out tokens.{part}"
             )
     if carry is not None and x_before is None and lookback(scheme):
         raise ValueError(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from array_api_compat import device
 
+from posenc.apply.shapes import common_size
 from posenc.attn.call import Call
 from posenc.contract.protocol import Array
 
@@ -71,7 +72,7 @@ def append_sink_key(
     rows, columns, here = call.q.shape[2], call.k.shape[2], device(call.q)
     if bias is None:
         bias = xp.zeros((1, 1, rows, columns), dtype=sink.dtype, device=here)
-    shape = [max(*sizes) for sizes in zip(bias.shape[:2], sink.shape[:2], strict=True)]
+    shape = [common_size(*sizes) for sizes in zip(bias.shape[:2], sink.shape[:2], strict=True)]
     bias = xp.broadcast_to(bias, (*shape, rows, columns))
     bias = xp.concat([bias, xp.broadcast_to(sink[..., None], (*shape, rows, 1))], axis=-1)
     k, v = (xp.concat([a, xp.zeros_like(a[:, :, :1, :])], axis=2) for a in (k, v))

@@ -6,7 +6,10 @@ holds, and 0 times NaN is NaN.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from posenc.apply.feature_needs import reads_vectors
+from posenc.apply.shapes import common_size
 from posenc.contract.operations import take_along_axis
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
 from posenc.contract.tokens import Tokens
@@ -19,20 +22,28 @@ def _reads_vectors(scheme: PositionScheme) -> bool:
 
 
 def zero_padding(
-    q: Array, k: Array, query: Tokens, key: Tokens, scheme: PositionScheme, xp: Namespace
+    q: Array,
+    k: Array,
+    query: Tokens,
+    key: Tokens,
+    scheme: PositionScheme,
+    xp: Namespace,
+    gather: Callable[[Array], Array] | None = None,
 ) -> tuple[Array, Array]:
     """Q and k ``(B, H, L, D)`` with 0 for tokens in a segment that the other side does not have.
 
-    Unchanged if the scheme has no learned arrays, or reads no vectors.
+    Unchanged if the scheme has no learned arrays, or reads no vectors. If q and k are one part of a
+    sequence, ``gather`` gives the segments ``(B, n)`` of all parts from those of this one.
     """
     if query.seg is None or not scheme.param_specs() or not _reads_vectors(scheme):
         return q, k
     assert key.seg is not None
     q_seg, k_seg = _rows(query.seg), _rows(key.seg)
     if q_seg.shape[0] != k_seg.shape[0]:  # one of them is the same for the whole batch
-        batch = max(q_seg.shape[0], k_seg.shape[0])
+        batch = common_size(q_seg.shape[0], k_seg.shape[0])
         q_seg, k_seg = (xp.broadcast_to(s, (batch, s.shape[1])) for s in (q_seg, k_seg))
-    of_queries, of_keys = occurs_in(q_seg, k_seg, xp), occurs_in(k_seg, q_seg, xp)
+    all_q, all_k = (q_seg, k_seg) if gather is None else (gather(q_seg), gather(k_seg))
+    of_queries, of_keys = occurs_in(q_seg, all_k, xp), occurs_in(k_seg, all_q, xp)
     return (
         xp.where(of_queries[:, None, :, None], q, 0.0),
         xp.where(of_keys[:, None, :, None], k, 0.0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import FrameType
@@ -70,9 +70,13 @@ def prepare(
     *,
     skip_blocks: bool = True,
     shared: Shared | None = None,
+    gather: Callable[[Array], Array] | None = None,
     xp: Namespace | None = None,
 ) -> Call:
-    """Check the arguments of ``attention``, fill in defaults, and transform queries and keys."""
+    """Check the arguments of ``attention``, fill in defaults, and transform queries and keys.
+
+    ``gather`` gives the segments of a whole sequence, if q and k are one part of it.
+    """
     xp = xp or shared_namespace(q=q, k=k, v=v)
     check_scheme(scheme)
     check_shapes(q, k, v, xp=xp)
@@ -87,7 +91,7 @@ def prepare(
         "sides", lambda: complete_sides(q, k, given, scheme, xp)
     )
     mask = once("mask", lambda: _mask(q, k, causal, given, query, key, xp))
-    q, k = zero_padding(q, k, query, key, scheme, xp)
+    q, k = zero_padding(q, k, query, key, scheme, xp, gather)
     bits = 64 if work == xp.float64 else 32
     call = Call(
         scheme=scheme,
@@ -129,7 +133,7 @@ def prepare(
         if shared is not None and given.of_keys.rotary is None:
             angles = _rotary_of_pass(call, params, given)[1]
             given = given._replace(tokens=replace(given.of_keys, rotary=angles))
-        return with_regions(call, params, given, prepare)
+        return with_regions(call, params, given, partial(prepare, gather=gather))
     call = _with_transform(call, params, given)
     return with_ordered_keys(call) if scheme.key_paths else call
 

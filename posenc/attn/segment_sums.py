@@ -32,9 +32,11 @@ def segment_sums(
     ``(B, H, K, ...)`` and ``(B, H, Q, ...)``: for each key and each query, the sum over all keys of
     its segment at its position or before it; 0 if there is none.
     """
+    batch, k_len = values.shape[0], values.shape[2]
     if _is_exporting(xp):
         return tuple(_sums_by_matmul(values, key, readers, xp) for readers in (key, query))
-    batch, k_len = values.shape[0], values.shape[2]
+    if not isinstance(k_len, int):  # a symbol of jax.export, with which a loop cannot be counted
+        return tuple(_sums_over_pairs(values, key, readers, xp) for readers in (key, query))
     pos = _concat_integers(key.pos, query.pos, batch, xp)
     seg = _concat_integers(key.seg, query.seg, batch, xp)
     assert pos is not None
@@ -76,13 +78,29 @@ def _is_exporting(xp: Namespace) -> bool:
 
 def _sums_by_matmul(values: Array, key: Tokens, readers: Tokens, xp: Namespace) -> Array:
     """The same sums, as a product with an ``L x L`` matrix."""
-    counted = as_row(key.pos) <= as_column(readers.pos)
-    if key.seg is not None and readers.seg is not None:
-        counted = counted & (as_row(key.seg) == as_column(readers.seg))
-    counted = xp.astype(counted, values.dtype)
+    counted = xp.astype(_counted(key, readers), values.dtype)
     if len(values.shape) == 4:
         return xp.matmul(counted, values)
     return xp.matmul(counted, values[..., None])[..., 0]
+
+
+def _sums_over_pairs(values: Array, key: Tokens, readers: Tokens, xp: Namespace) -> Array:
+    """The same sums, of ``L x L`` terms that XLA adds as it makes them.
+
+    A product of matrices would hold fewer, and could round them as the processor's products do.
+    """
+    counted = _counted(key, readers)
+    if len(values.shape) == 4:
+        return xp.sum(xp.where(counted[..., None], values[:, :, None, :, :], 0.0), axis=3)
+    return xp.sum(xp.where(counted, values[:, :, None, :], 0.0), axis=3)
+
+
+def _counted(key: Tokens, readers: Tokens) -> Array:
+    """Which keys ``(..., L)`` are in the sum of each reader ``(..., L, 1)``."""
+    counted = as_row(key.pos) <= as_column(readers.pos)
+    if key.seg is not None and readers.seg is not None:
+        counted = counted & (as_row(key.seg) == as_column(readers.seg))
+    return counted
 
 
 def _concat_integers(k: Array | None, q: Array | None, batch: int, xp: Namespace) -> Array | None:

@@ -30,7 +30,7 @@ import posenc_jax
 from posenc import Tokens
 from posenc.apply.feature_needs import summed_features
 from posenc.positions import packed
-from posenc.schemes import Sum
+from posenc.schemes import Sink, Sum
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
 
 SHARDS, BATCH, LENGTH = 4, 2, 32
@@ -51,6 +51,8 @@ CASES = {
     "bfloat16": {"causal": True},
     "unsorted": {"causal": True},
     "uneven": {"causal": True},
+    # Queries of a shard are in documents that its own keys lack, and keys likewise.
+    "uneven-segments": {"causal": True, "tokens": PACKED},
     "short": {"causal": True},  # one token per shard
     "alone": {"causal": True},  # one shard
     "two-axes": {"causal": True},  # data and context
@@ -62,6 +64,8 @@ CASES = {
 }
 # Cumulative features of hidden states, and tables of queries, which read the scale and positions.
 OWN = {"sums-and-shaw": Sum(SUBJECTS["fox"], SUBJECTS["shaw"])}
+# Learned arrays that vectors meet, which are 0 in padding.
+OWN |= {"sink-and-angles": Sink(SUBJECTS["learned_rope"], HEADS)}
 # A call takes seconds to compile, so one scheme runs every case, and the others the richest ones.
 _OF_OTHERS = "default-x", "default-x-scaled", "window-both-sides", "plain", "causal"
 EVERY = [("alibi-learned", case, "contiguous") for case in CASES if case not in _OF_OTHERS]
@@ -73,8 +77,9 @@ EVERY += [("parabola", "plain", "zigzag"), ("rope+key-side", "causal", "zigzag")
 EVERY += [("sink", "window", "contiguous"), ("shaw", "segments", "zigzag")]
 EVERY += [("rerope-leaky", "fully-masked", "zigzag")]
 WIDE = [("fading", "segments", "zigzag")]
+EVERY += [("sink", "segments", "zigzag")]
 # Packed documents, and a sink, which needs the log-sum-exp's gradient.
-QUICK = [("sink", "segments", "zigzag")]
+QUICK = [("sink-and-angles", "uneven-segments", "contiguous")]
 PARTS = {"quick": (QUICK, []), "rest": ([at for at in EVERY if at not in QUICK], WIDE)}
 
 
@@ -86,7 +91,7 @@ def arguments(subject, case, layout, dtype):
     scheme = (SUBJECTS | OWN)[subject]
     shards = {"alone": 1, "two-axes": 2, "jointly": 4}.get(case, SHARDS)
     k_len = shards if case == "short" else LENGTH
-    q_len = k_len // 2 if case == "uneven" else k_len
+    q_len = k_len // 2 if case.startswith("uneven") else k_len
     kv = 2 if case == "grouped" else HEADS
     options = dict(CASES[case])
     where = {n: options.pop(n) for n in ("tokens", "queries") if n in options}

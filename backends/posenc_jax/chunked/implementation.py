@@ -91,9 +91,10 @@ def chunked(call: Call) -> tuple[Array, Array]:
 
 def plan(call: Call) -> Planned | Refusal:
     """How a call is split into tiles, or why it cannot be."""
+    if is_symbolic(call):
+        return Refusal("a length or the batch is symbolic, and its blocks need numbers")
     if adjusts_rows(call):
-        cuts = "it cuts queries into blocks, which needs lengths in numbers"
-        return plan_unless(cuts if is_symbolic(call) else None, Planned(by_rows))
+        return Planned(by_rows)
     what = "bias" if call.extra_bias is not None else "mask"
     if call.extra_bias is not None or call.mask.array is not None:
         instead = "" if what == "bias" else "; give a mask as a function of positions"

@@ -138,7 +138,7 @@ def _run(
 def not_preferred(call: Call) -> str | None:
     """Why ``"auto"`` skips the kernels; None if it does not."""
     if is_symbolic(call):
-        return "a length is symbolic, and the kernels' grid needs numbers"
+        return "a length or the batch is symbolic, and the kernels' grid needs numbers"
     if call.q.shape[2] < FEW_QUERIES:
         return f"{call.q.shape[2]} queries are few, and the rest of a block would be padding"
     if (kind := _not_run_yet(call)) is not None:

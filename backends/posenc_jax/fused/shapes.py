@@ -1,4 +1,4 @@
-"""Shapes of arrays: the type of one, which JAX ships without annotations, and symbolic lengths."""
+"""Shapes of arrays: the type of one, which JAX ships without annotations, and symbolic sizes."""
 
 from __future__ import annotations
 
@@ -15,5 +15,6 @@ def array_type(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
 
 
 def is_symbolic(call: Call) -> bool:
-    """Whether a length is a symbol of ``jax.export``, which no condition may compare."""
-    return not all(isinstance(array.shape[2], int) for array in (call.q, call.k))
+    """Whether a length or the batch is a symbol of ``jax.export``, which has no order."""
+    (batch, _, q_len, _), k_len = call.q.shape, call.k.shape[2]
+    return not all(isinstance(size, int) for size in (batch, q_len, k_len))

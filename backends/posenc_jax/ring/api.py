@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -92,9 +93,7 @@ def ring_attention(
         shard. ``queries`` may be left out if a shard has as many as keys. Features are this
         shard's part of those of the whole sequence, which ``posenc.features`` computes outside of
         ``shard_map``; cumulative ones, and a ``lookback``, are computed here from hidden states if
-        positions are the default, without segments or padding, and ``Q = K``. A known fault: if
-        queries of a shard are in segments that its own keys lack, or keys in segments that its
-        queries lack, results are wrong with learned arrays that read vectors (``LearnedRoPE``).
+        positions are the default, without segments or padding, and ``Q = K``.
     implementation
         Computes attention to the keys of one shard: ``"pallas"``, ``"chunked"``, or ``"auto"``, the
         first of them that serves the call well. First derivatives in reverse mode only.
@@ -119,8 +118,9 @@ def ring_attention(
     ).check()
     given = _with_defaults(q, k, scheme, params, given, axis_name, shards)
     call = prepare_call(
-        q, k, v, scheme, params, causal, implementation, given, skip_blocks=skip_blocks
-    )
+        q, k, v, scheme, params, causal, implementation, given,
+        skip_blocks=skip_blocks, gather=partial(_of_all_shards, axis_name=axis_name),
+    )  # fmt: skip
     chosen, _ = choose(tuple(_IMPLEMENTATIONS.values()), call, implementation)
     own = _IMPLEMENTATIONS[chosen]
     parts = [_attend(part, own, axis_name, shards) for part in call.regions or (call,)]
@@ -265,6 +265,12 @@ def _last_of_shard_before(x: Array, count: int, axis_name: str | tuple[str, ...]
         make_varying(x[:, -count:], lax.axis_index(axis_name)), axis_name, to_next
     )
     return received
+
+
+def _of_all_shards(integers: Array, axis_name: str | tuple[str, ...]) -> Array:
+    """``(B, L)`` of this shard as ``(B, n)`` of all of them, in any order."""
+    own = make_varying(integers, lax.axis_index(axis_name))
+    return lax.all_gather(own, axis_name, axis=1, tiled=True)
 
 
 def _with_batch_axis(side: Tokens) -> Tokens:
