@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 import posenc
@@ -18,7 +19,11 @@ from posenc.backend import (
     add_embedding,
     attention_part,
     check_flag,
+    check_implementation,
+    check_scale,
     check_scheme,
+    check_softcap,
+    check_window,
     concrete_values,
     has_embedding,
     needs_own_hidden,
@@ -117,7 +122,7 @@ class PositionEmbedding(_OfScheme):
 
         Default: ``0 .. L - 1``. Give them while decoding.
         """
-        at = ops.arange(x.shape[1]) if positions is None else positions
+        at = ops.arange(x.shape[1]) if positions is None else _as_tensor("positions", positions)
         xp = _modules()[1]
         term = posenc.embedding(self.scheme, at, self.params, xp=xp)
         return add_embedding(x, term, xp=xp)
@@ -125,6 +130,10 @@ class PositionEmbedding(_OfScheme):
     def compute_output_spec(self, x: Any, positions: Any = None) -> Any:
         """Shape and dtype of ``x``."""
         return keras.KerasTensor(x.shape, self.compute_dtype)
+
+    def compute_output_shape(self, x_shape: Any) -> Any:
+        """The shape of ``x``."""
+        return tuple(x_shape)
 
 
 @keras.saving.register_keras_serializable(package="posenc")
@@ -174,6 +183,12 @@ class Attention(_OfScheme):
                 f"{scheme}; give the rest of it, or posenc.NoPE()"
             )
         self.causal = check_flag("causal", causal)
+        check_window(window)
+        if scale is not None:
+            check_scale(scale, 64)  # a call knows in which dtype it computes, and checks it again
+        if softcap is not None:
+            check_softcap(softcap, 64)
+        check_implementation(implementation, _modules()[0].IMPLEMENTATIONS)
         self.options = {
             "window": window, "scale": scale, "softcap": softcap, "implementation": implementation,
         }  # fmt: skip
@@ -216,7 +231,9 @@ class Attention(_OfScheme):
             position ``p``; needs ``positions (B, Q)`` and ``causal=True``.
         key_mask
             Booleans or integers ``(B, K)``: which keys exist. Default: the mask that Keras says
-            ``key`` carries, which most of its layers that reshape drop.
+            ``key`` carries, which most of its layers that reshape drop. With a cache, keys that do
+            not exist must be at later positions than the others of their row: nobody sees them, and
+            the next tokens take their slots. Checked where values can be read.
 
         Raises
         ------
@@ -224,10 +241,12 @@ class Attention(_OfScheme):
             As those of ``attention``; an argument that a cache needs is missing or is given beside
             it.
         """
-        at, of_keys = positions, key_positions
+        at, of_keys = _as_tensor("positions", positions), _as_tensor("key_positions", key_positions)
         if cache is not None:
-            self._check_cache(cache, positions, key_positions, key_mask, x)
-            new = (key, value) if x is None else (key, value, x)
+            self._check_cache(cache, query, at, of_keys)
+            _check_padding_is_last(_as_tensor("key_mask", key_mask), at)
+            key_mask = None
+            new = self._check_parts(cache, key, value, x)
             cache = tuple(_written(old, at, each) for old, each in zip(cache, new, strict=True))
             key, value, of_keys = *cache[:2], ops.arange(cache[0].shape[1])
         elif at is not None and of_keys is None and query.shape[1] != key.shape[1]:
@@ -266,38 +285,59 @@ class Attention(_OfScheme):
         )  # fmt: skip
         return ops.swapaxes(out, 1, 2) if heads_first else out
 
-    def _check_cache(
-        self, cache: Any, positions: Any, key_positions: Any, key_mask: Any, x: Any
-    ) -> None:
-        if key_positions is not None or key_mask is not None:
-            raise ValueError("key_positions and key_mask are those of the cache, if there is one")
-        if positions is None or positions.ndim != 2:
-            raise ValueError("cache needs positions (B, Q), which are the slots of the new tokens")
+    def _check_cache(self, cache: Any, query: Any, positions: Any, key_positions: Any) -> None:
+        """Check the slots of the new tokens."""
+        if key_positions is not None:
+            raise ValueError("key_positions are those of the cache, if there is one; leave it out")
+        wanted = tuple(query.shape[:2])
+        if positions is None or tuple(positions.shape) != wanted:
+            got = "none" if positions is None else f"shape {tuple(positions.shape)}"
+            raise ValueError(
+                f"cache needs positions (B, Q) = {wanted}, which are the slots of the new tokens, "
+                f"got {got}"
+            )
         if not self.causal:
             raise ValueError("cache needs causal=True: slots after a query hold no token yet")
-        if reads_hidden(self.scheme) and x is None:
-            raise ValueError(f"x is missing: {type(self.scheme).__name__} reads hidden states")
-        parts, slots = (2 if x is None else 3), cache[0].shape[1]
-        if len(cache) != parts:
-            raise ValueError(
-                f"cache must have {parts} arrays: keys, values"
-                f"{', x' if parts == 3 else ''}; got {len(cache)}"
-            )
-        known = concrete_values(positions, _modules()[1])
+        known, slots = concrete_values(positions, _modules()[1]), cache[0].shape[1]
         if known is not None and known.size and not 0 <= known.min() <= known.max() < slots:
             raise ValueError(
                 f"positions must be 0 .. {slots - 1}, the slots of the cache, got {known.min()} .. "
                 f"{known.max()}"
             )
 
+    def _check_parts(self, cache: Any, key: Any, value: Any, x: Any) -> tuple[Tensor, ...]:
+        """What the arrays of a cache get, which must be as many and of their shapes."""
+        if reads_hidden(self.scheme) and x is None:
+            raise ValueError(f"x is missing: {type(self.scheme).__name__} reads hidden states")
+        new = {"keys": key, "values": value} | ({} if x is None else {"x": x})
+        if len(cache) != len(new):
+            raise ValueError(
+                f"cache must have {len(new)} arrays: {', '.join(new)}; got {len(cache)}"
+            )
+        slots = cache[0].shape[1]
+        for n, (name, each) in enumerate(new.items()):
+            wanted = (each.shape[0], slots, *each.shape[2:])
+            if tuple(cache[n].shape) != wanted:
+                raise ValueError(
+                    f"cache[{n}], which holds {name}, must be {wanted}, got {tuple(cache[n].shape)}"
+                )
+        return tuple(new.values())
+
     def compute_output_spec(
         self, query: Any, key: Any, value: Any, *, cache: Any = None, **keywords: Any
     ) -> Any:
         """Queries' shape with values' channels, and the cache's own shapes."""
+        for name, each in (("query", query), ("key", key), ("value", value)):
+            if len(each.shape) != 4:
+                raise ValueError(f"{name} must be (B, L, H, D), got shape {tuple(each.shape)}")
         out = keras.KerasTensor((*query.shape[:3], value.shape[3]), self.compute_dtype)
         if cache is None:
             return out
         return out, tuple(keras.KerasTensor(each.shape, each.dtype) for each in cache)
+
+    def compute_output_shape(self, query_shape: Any, key_shape: Any, value_shape: Any) -> Any:
+        """Queries' shape with values' channels; of a call without a cache."""
+        return (*query_shape[:3], value_shape[3])
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the layer, for ``.keras`` files."""
@@ -310,8 +350,38 @@ def _at(tokens: Tokens, positions: Tensor | None) -> Tokens:
     return Tokens(**{name: positions}, x=tokens.x, exists=tokens.exists)
 
 
+def _as_tensor(name: str, values: Any) -> Any:
+    """An array as it is, a list of numbers as an array of Keras' backend; None for None."""
+    if values is None or hasattr(values, "dtype"):
+        return values
+    if not isinstance(values, list | tuple):
+        raise TypeError(f"{name} must be an array, got {type(values).__name__}")
+    return ops.convert_to_tensor(np.asarray(values))
+
+
+def _check_padding_is_last(key_mask: Any, positions: Any) -> None:
+    """Check that new tokens that do not exist are at later positions than the others of a row."""
+    if key_mask is None:
+        return
+    if tuple(key_mask.shape) != tuple(positions.shape):
+        raise ValueError(
+            f"key_mask beside a cache is of the new tokens, (B, Q) = {tuple(positions.shape)}, got "
+            f"shape {tuple(key_mask.shape)}"
+        )
+    mask, at = (concrete_values(each, _modules()[1]) for each in (key_mask, positions))
+    if mask is None or at is None:
+        return
+    last = np.max(np.where(mask, at, -1), axis=1, keepdims=True)
+    if np.any((mask == 0) & (at < last)):
+        raise ValueError(
+            "key_mask hides keys before others of their row; with a cache, keys that do not exist "
+            "must be at later positions"
+        )
+
+
 def _as_bool(name: str, mask: Any) -> Any:
     """A mask as booleans; a floating one may be a term of the scores, which is another thing."""
+    mask = _as_tensor(name, mask)
     if mask is None:
         return None
     if keras.backend.is_float_dtype(keras.backend.standardize_dtype(mask.dtype)):

@@ -171,9 +171,7 @@ def choose(implementations: Sequence[Implementation], call: Call, name: str) -> 
     ValueError
         No implementation has this name.
     """
-    names = [implementation.name for implementation in implementations]
-    if name != "auto" and name not in names:
-        raise ValueError(f"unknown implementation {name!r}{nearest(name, ['auto', *names])}")
+    check_implementation(name, [implementation.name for implementation in implementations])
     reasons = {}
     for implementation in implementations:
         if name not in ("auto", implementation.name):
@@ -190,6 +188,13 @@ def choose(implementations: Sequence[Implementation], call: Call, name: str) -> 
         why = f"implementation {name!r} cannot serve this call: {reasons[name]}"
         raise NotImplementedError(why)
     raise NotImplementedError(f"no implementation can serve this call: {reasons}")
+
+
+def check_implementation(name: Any, names: Sequence[str]) -> str:
+    """``name``, if it is ``"auto"`` or one of ``names``."""
+    if name != "auto" and name not in names:
+        raise ValueError(f"unknown implementation {name!r}{nearest(name, ['auto', *names])}")
+    return str(name)
 
 
 def explain_choice(implementations: Sequence[Implementation], call: Call, name: str) -> Explanation:

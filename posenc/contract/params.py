@@ -114,7 +114,11 @@ def init_params(
     Every framework starts from the same numbers. ``seed`` goes to ``numpy.random.default_rng``.
     """
     check_scheme(scheme)
-    rng = np.random.default_rng(seed)
+    try:
+        rng = np.random.default_rng(seed)
+    except (TypeError, ValueError) as error:
+        wrong = f"seed must be an integer of at least 0, or several of them, got {seed!r}"
+        raise type(error)(wrong) from error
     return {name: initial_value(spec, rng) for name, spec in scheme.param_specs().items()}
 
 

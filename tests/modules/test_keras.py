@@ -173,14 +173,86 @@ def test_what_a_cache_needs_is_said():
             {"positions": at - 1, "x": hidden(2)},
             r"cache must have 3 arrays: .* x; got 2",
         ),
-        ({"positions": at - 1, "key_mask": at > 7}, r"key_positions and key_mask are those of the"),
+        ({"positions": at - 1, "key_positions": at}, "key_positions are those of the cache"),
+        ({"positions": at[:1] - 1}, r"\(B, Q\) = \(2, 2\), .* got shape \(1, 2\)"),
+        (
+            {"positions": at - 1, "key_mask": np.ones((2, 8), bool)},
+            r"key_mask .* is of the new tokens, \(B, Q\) = \(2, 2\), got shape \(2, 8\)",
+        ),
+        ({"positions": at - 1, "key_mask": at > 7}, "key_mask hides keys before others"),
     ):
         with pytest.raises(ValueError, match=said):
             layer(q[:, :2], k[:, :2], v[:, :2], cache=cache, **options)
+    wrong = np.zeros((2, 8, 3, 8), "float32")
+    with pytest.raises(ValueError, match=r"cache\[1\], which holds values, must be \(2, 8, 2, 8\)"):
+        layer(q[:, :2], k[:, :2], v[:, :2], positions=at - 1, cache=(cache[0], wrong))
     with pytest.raises(ValueError, match=r"causal=True"):
         Attention(posenc.RoPE(8))(q[:, :2], k[:, :2], v[:, :2], positions=at - 1, cache=cache)
     with pytest.raises(TypeError, match=r"attention_mask must be boolean or integer, got"):
         layer(q, k, v, attention_mask=np.zeros((2, 12, 12), "float32"))
+
+
+def test_padding_after_the_tokens_of_a_row_takes_no_slot_for_good():
+    """As a mask that ``key`` carries says it, of a layer that passes masks on."""
+
+    class Split(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.supports_masking = True
+
+        def call(self, x):
+            return ops.reshape(x, (-1, x.shape[1], HEADS, DIM // HEADS))
+
+    tokens, at = keras.Input((3,), dtype="int32"), keras.Input((3,), dtype="int32")
+    x = Split()(keras.layers.Embedding(VOCABULARY, DIM, mask_zero=True)(tokens))
+    slots = [keras.Input((8, HEADS, DIM // HEADS)) for _ in "kv"]
+    out = Attention(posenc.ALiBi(HEADS), causal=True)(x, x, x, positions=at, cache=tuple(slots))
+    step = keras.Model([tokens, at, *slots], out)
+    empty = [np.zeros((1, 8, HEADS, DIM // HEADS), "float32")] * 2
+
+    def run(rows):
+        cache = empty
+        for ids, pos in rows:
+            new = [ops.convert_to_tensor(np.array([each], "int32")) for each in (ids, pos)]
+            found, cache = step([*new, *map(ops.convert_to_tensor, cache)])
+        return as_numpy(found)
+
+    padded = run([([3, 5, 0], [0, 1, 2]), ([7, 8, 9], [2, 3, 4])])
+    whole = run([([3, 5, 7], [0, 1, 2]), ([7, 8, 9], [2, 3, 4])])
+    np.testing.assert_array_equal(padded, whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"implementation": "nope"}, ValueError, "unknown implementation 'nope'"),
+        ({"window": -3}, ValueError, "window must be at least 1, got -3"),
+        ({"scale": "a"}, TypeError, "scale must be a number, got 'a'"),
+        ({"softcap": 0.0}, ValueError, "softcap must be .*got 0.0"),
+        ({"seed": -1}, ValueError, "seed must be an integer of at least 0, or several"),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_wrong_options_are_said_when_a_layer_is_made(options, error, said):
+    with pytest.raises(error, match=said):
+        Attention(T5, causal=True, **options)
+
+
+def test_lists_are_arrays_and_shapes_are_checked_before_anything_runs():
+    q, k, v = heads()
+    layer, at = Attention(posenc.RoPE(8), causal=True), list(range(LENGTH))
+    assert_near(as_numpy(layer(q, k, v, positions=at)), as_numpy(layer(q, k, v)), TOL)
+    real = (np.arange(LENGTH) < 7)[None].repeat(2, 0)
+    listed = layer(q, k, v, key_mask=real.tolist())
+    np.testing.assert_array_equal(as_numpy(listed), as_numpy(layer(q, k, v, key_mask=real)))
+    with pytest.raises(TypeError, match="attention_mask must be an array, got Mask"):
+        layer(q, k, v, attention_mask=posenc.causal)
+    wide, flat = keras.Input((LENGTH, HEADS, 8)), keras.Input((LENGTH, DIM))
+    with pytest.raises(ValueError, match=r"value must be \(B, L, H, D\), got shape \(None, 12, 32"):
+        layer(wide, wide, flat)
+    assert layer.compute_output_shape(q.shape, k.shape, v.shape) == q.shape
+    embedding = PositionEmbedding(posenc.Sinusoidal(DIM))
+    assert embedding.compute_output_shape((2, LENGTH, DIM)) == (2, LENGTH, DIM)
 
 
 def test_learned_arrays_stay_float32_under_a_policy_of_half_precision():

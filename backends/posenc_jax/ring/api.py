@@ -270,7 +270,8 @@ def _last_of_shard_before(x: Array, count: int, axis_name: str | tuple[str, ...]
 def _of_all_shards(integers: Array, axis_name: str | tuple[str, ...]) -> Array:
     """``(B, L)`` of this shard as ``(B, n)`` of all of them, in any order."""
     own = make_varying(integers, lax.axis_index(axis_name))
-    return lax.all_gather(own, axis_name, axis=1, tiled=True)
+    found: Array = lax.all_gather(own, axis_name, axis=1, tiled=True)
+    return found
 
 
 def _with_batch_axis(side: Tokens) -> Tokens:
