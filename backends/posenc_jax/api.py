@@ -193,6 +193,8 @@ def explain(
 ) -> Explanation:
     """Which implementation serves a call of ``attention``, and why the others do not.
 
+    Arrays may be shapes, ``jax.ShapeDtypeStruct``: nothing is computed.
+
     Returns
     -------
     A dict that prints well: ``implementation``, the name, and ``others``, name -> reason.
@@ -317,9 +319,17 @@ def _heads_first(name: str, array: Array) -> Array:
     """``(B, L, H, D)`` as ``(B, H, L, D)``."""
     if not hasattr(array, "shape"):
         raise TypeError(f"{name} must be an array, got {type(array).__name__}")
+    if isinstance(array, jax.ShapeDtypeStruct):
+        raise TypeError(
+            f"{name} must be an array, got a ShapeDtypeStruct; call it in jax.eval_shape, or ask "
+            "posenc_jax.explain"
+        )
     check_library(name, array, jnp)
-    if len(array.shape) != 4:
-        raise ValueError(f"{name} must be (B, L, H, D), got shape {tuple(array.shape)}")
+    shape = tuple(array.shape)
+    if len(shape) != 4:
+        raise ValueError(f"{name} must be (B, L, H, D), got shape {shape}")
+    if 0 in shape:
+        raise ValueError(f"{name} has an axis of length 0: {shape}")
     return jnp.swapaxes(array, 1, 2)
 
 

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from posenc.backend import Arguments, Mask
 
 T = TypeVar("T")
+_ARRAYS = (Array, jax.ShapeDtypeStruct)
 
 
 def on_any_mesh(
@@ -48,10 +49,13 @@ def on_any_mesh(
 def told_without_mesh(
     tell: Callable[..., T], q: Array, k: Array, v: Array, params: Any, given: Arguments
 ) -> T:
-    """``tell(q, k, v, params, given)``, which is no array and does not depend on devices."""
-    if not is_spread(q, k, v, params, given):
-        return tell(q, k, v, params, given)
+    """``tell(q, k, v, params, given)``, which is no array and does not depend on devices.
+
+    Arrays may be shapes, ``jax.ShapeDtypeStruct``.
+    """
     leaves, tree = jax.tree.flatten((q, k, v, params, _arrays(given)))
+    if not is_spread(leaves) and not any(isinstance(a, jax.ShapeDtypeStruct) for a in leaves):
+        return tell(q, k, v, params, given)
     told: list[T] = []
 
     def inside(arrays: list[Array]) -> list[Array]:
@@ -59,7 +63,7 @@ def told_without_mesh(
         told.append(tell(*vectors, own, _with_arrays(given, held)))
         return []
 
-    arrays = [a for a in leaves if isinstance(a, Array)]
+    arrays = [a for a in leaves if isinstance(a, _ARRAYS)]
     jax.eval_shape(inside, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays])  # type: ignore[no-untyped-call]  # untyped in JAX
     return told[0]
 
@@ -68,7 +72,7 @@ def _put_back(arrays: Iterable[Array], leaves: list[Any], tree: Any) -> Any:
     """The tree of ``leaves`` with ``arrays`` in place of its own."""
     remaining = iter(arrays)
     return jax.tree.unflatten(
-        tree, [next(remaining) if isinstance(a, Array) else a for a in leaves]
+        tree, [next(remaining) if isinstance(a, _ARRAYS) else a for a in leaves]
     )
 
 
@@ -110,13 +114,13 @@ def _is_eager_on_many(arrays: Iterable[Any]) -> bool:
 def _arrays(given: Arguments) -> tuple[Any, ...]:
     """What may hold arrays, as a pytree."""
     mask = given.mask
-    held = mask.array if isinstance(mask, Mask) else mask if isinstance(mask, Array) else None
+    held = mask.array if isinstance(mask, Mask) else mask if isinstance(mask, _ARRAYS) else None
     return given.tokens, given.queries, given.bias, held
 
 
 def _with_arrays(given: Arguments, arrays: tuple[Any, ...]) -> Arguments:
     tokens, queries, bias, held = arrays
-    mask = held if isinstance(given.mask, Array) else given.mask
+    mask = held if isinstance(given.mask, _ARRAYS) else given.mask
     if isinstance(mask, Mask):
         mask = replace(mask, array=held)
     return given._replace(tokens=tokens, queries=queries, bias=bias, mask=mask)

@@ -50,6 +50,7 @@ provide(
         rotate=rotate,
         network=network,
         take_along_axis=take_along_axis,
+        cumulative_sum=torch.cumsum,
         exp=exp,
         softplus=softplus,
         sigmoid=torch.sigmoid,

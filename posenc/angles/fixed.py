@@ -14,9 +14,7 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Any
 
-from array_api_compat import device
-
-from posenc.contract.operations import constant_array
+from posenc.contract.operations import constant_array, device
 from posenc.contract.protocol import Array, Namespace
 
 _DIGITS = 60  # decimal digits; a 128-bit fraction needs fewer

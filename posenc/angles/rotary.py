@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from array_api_compat import device
 
+from posenc.contract.operations import device
 from posenc.contract.protocol import Array, Namespace, PositionScheme, Role
 from posenc.contract.tokens import Rotary
 from posenc.positions.integers import from_numpy

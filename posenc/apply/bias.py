@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from array_api_compat import device
-
 from posenc.apply.by_distance import distances_of_pairs
 from posenc.apply.feature_needs import reads_features
 from posenc.apply.shapes import (
@@ -19,7 +17,7 @@ from posenc.apply.shapes import (
     prepare_params,
 )
 from posenc.contract.checks import check_scheme
-from posenc.contract.operations import own_dtypes, shared_namespace
+from posenc.contract.operations import device, own_dtypes, shared_namespace
 from posenc.contract.params import head_count, head_views, tile_views, without_prefix
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
 from posenc.contract.tables import ReadTable

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from array_api_compat import device
-
 from posenc.apply.shapes import cast, positions_as_places, prepare_params
 from posenc.contract.checks import check_scheme
-from posenc.contract.operations import own_dtypes, shared_namespace
+from posenc.contract.operations import device, own_dtypes, shared_namespace
 from posenc.contract.params import Params
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
 from posenc.positions.integers import as_places, as_positions

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from array_api_compat import device
-
+from posenc.contract.operations import device
 from posenc.contract.params import as_mapping, merge_constants, working_dtype
 from posenc.contract.protocol import Array, Namespace, PositionScheme
 

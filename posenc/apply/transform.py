@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from array_api_compat import device
-
 from posenc.angles.rotary import check_rotary, rotary_tables
 from posenc.apply.shapes import positions_as_places, prepare_params
 from posenc.contract.checks import check_scheme
-from posenc.contract.operations import hold, own_dtypes, shared_namespace
+from posenc.contract.operations import device, hold, own_dtypes, shared_namespace
 from posenc.contract.params import (
     Features,
     GroupedKeyParams,

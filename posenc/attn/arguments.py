@@ -7,11 +7,9 @@ from dataclasses import replace
 from types import EllipsisType
 from typing import Any, NamedTuple
 
-from array_api_compat import device
-
 from posenc.apply.shapes import positions_as_places
 from posenc.attn.masks import Mask
-from posenc.contract.operations import check_library, library_of
+from posenc.contract.operations import check_library, device, library_of
 from posenc.contract.params import head_count, is_floating
 from posenc.contract.protocol import Array, Namespace, PositionScheme, Window
 from posenc.contract.tokens import Tokens
@@ -289,6 +287,10 @@ def check_shapes(q: Array, k: Array, v: Array, *, xp: Namespace) -> None:
             raise TypeError(
                 f"{name} must be a floating-point array of {library_of(xp)}, got {kind.__module__}."
                 f"{kind.__name__} of {array.dtype}"
+            )
+        if getattr(array.dtype, "itemsize", 2) < 2:
+            raise TypeError(
+                f"{name} must have 16 bits a number or more, got {array.dtype}; cast it"
             )
     (q_batch, heads, q_len, _), (k_batch, k_heads, k_len, _) = q.shape, k.shape
     if not q_batch == k_batch == v.shape[0]:

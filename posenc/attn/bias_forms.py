@@ -8,11 +8,10 @@ ones.
 
 from __future__ import annotations
 
-from array_api_compat import device
-
 from posenc.apply.bias import bias_at_distances, depends_on_distance
 from posenc.apply.shapes import as_row
 from posenc.attn.call import Call
+from posenc.contract.operations import device
 from posenc.contract.protocol import Array, Hook, Namespace
 from posenc.positions.integers import visible
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from typing import TypeAlias
 
-from array_api_compat import device
-
 from posenc.attn.call import Call
 from posenc.attn.masks import Blocks, Mask
+from posenc.contract.operations import device
 from posenc.contract.protocol import Array, Namespace
 
 Range: TypeAlias = tuple[Array, Array]

@@ -21,11 +21,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from array_api_compat import device
-
 from posenc.apply.feature_needs import summed_features
 from posenc.apply.shapes import common_size
 from posenc.attn.segment_sums import in_order_of_positions
+from posenc.contract.operations import device
 from posenc.contract.params import Features, Params
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
 from posenc.contract.tokens import Tokens

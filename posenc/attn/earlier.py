@@ -6,10 +6,8 @@ then a function of one token, so caches, packing and shuffled tokens need no cod
 
 from __future__ import annotations
 
-from array_api_compat import device
-
 from posenc.attn.segment_sums import in_order_of_positions
-from posenc.contract.operations import take_along_axis
+from posenc.contract.operations import device, take_along_axis
 from posenc.contract.protocol import Array, Namespace
 from posenc.contract.tokens import Tokens
 

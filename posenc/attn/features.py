@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_numpy_namespace
+from array_api_compat import array_namespace
 
 from posenc.apply.feature_needs import (
     Specs,
@@ -28,7 +28,13 @@ from posenc.attn.arguments import Arguments, as_booleans, without_padding
 from posenc.attn.earlier import with_earlier
 from posenc.attn.segment_sums import segment_sums
 from posenc.contract.checks import check_scheme
-from posenc.contract.operations import own_dtypes, shared_namespace
+from posenc.contract.operations import (
+    cumulative_sum,
+    device,
+    is_numpy,
+    own_dtypes,
+    shared_namespace,
+)
 from posenc.contract.params import Params, as_mapping, is_floating, working_dtype
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme, Role
 from posenc.contract.tokens import Tokens
@@ -371,8 +377,8 @@ def _cumulative_sums(
         return segment_sums(values, key, query, xp=xp)
     # NumPy adds one token after the other: 65536 gates of FoX would be off by 0.3 in float32. Other
     # libraries add in a tree or in float64.
-    exact = {"dtype": xp.float64} if is_numpy_namespace(xp) else {}
-    sums = xp.astype(xp.cumulative_sum(values, axis=2, **exact), values.dtype)
+    exact = xp.astype(values, xp.float64) if is_numpy(xp) else values
+    sums = xp.astype(cumulative_sum(exact, axis=2, xp=xp), values.dtype, copy=False)
     first = values.shape[2] - query.pos.shape[-1]
     return sums, sums[:, :, first:, ...]
 

@@ -14,11 +14,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from array_api_compat import device
-
 from posenc.apply.bias import has_bias
 from posenc.attn.bias_forms import bias_by_key
 from posenc.attn.call import Call
+from posenc.contract.operations import device
 from posenc.contract.protocol import Array, Namespace
 
 Rounded = Callable[[Array, Any], Array]  # see fold_key_bias

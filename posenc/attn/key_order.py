@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from array_api_compat import device
 
 from posenc.attn.call import Call
 from posenc.attn.segment_sums import in_order_of_positions
+from posenc.contract.operations import device
 from posenc.contract.specs import Array
 from posenc.contract.tokens import Tokens
 from posenc.positions.integers import concrete_values

@@ -10,10 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from array_api_compat import device
-
 from posenc.apply.shapes import common_size
 from posenc.attn.call import Call
+from posenc.contract.operations import device
 from posenc.contract.protocol import Array
 
 _FAR_BELOW = 80.0  # exp(80) is finite in float32, and its inverse below any rounding

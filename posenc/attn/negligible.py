@@ -20,8 +20,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from array_api_compat import device
-
 from posenc.apply.feature_needs import reads_features
 from posenc.attn.bias_forms import (
     bias_by_distance,
@@ -32,6 +30,7 @@ from posenc.attn.bias_forms import (
 )
 from posenc.attn.blocks import block_max, pad_neg_inf
 from posenc.attn.call import Call
+from posenc.contract.operations import device
 from posenc.contract.protocol import Array, Namespace, PositionScheme
 from posenc.positions.integers import visible
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from posenc.apply.feature_needs import reads_vectors
 from posenc.apply.shapes import common_size
-from posenc.contract.operations import take_along_axis
+from posenc.contract.operations import cumulative_sum, take_along_axis
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
 from posenc.contract.tokens import Tokens
 
@@ -59,7 +59,7 @@ def occurs_in(numbers: Array, others: Array, xp: Namespace) -> Array:
     # the last one before it.
     both = xp.concat([others, numbers], axis=1)
     order = xp.argsort(both, axis=1, stable=True)
-    before = xp.cumulative_sum(xp.astype(order < count, order.dtype), axis=1)
+    before = cumulative_sum(xp.astype(order < count, order.dtype), axis=1, xp=xp)
     last = take_along_axis(xp.sort(others, axis=1), xp.clip(before - 1, 0), axis=1, xp=xp)
     found = (before > 0) & (last == take_along_axis(both, order, axis=1, xp=xp))
     back = xp.argsort(order, axis=1)

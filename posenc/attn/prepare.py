@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-from array_api_compat import device
 
 from posenc.angles.rotary import check_rotary
 from posenc.apply.bias import has_bias
@@ -41,7 +40,7 @@ from posenc.contract.checks import (
     check_scheme,
     check_softcap,
 )
-from posenc.contract.operations import is_compiling, shared_namespace
+from posenc.contract.operations import device, is_compiling, shared_namespace
 from posenc.contract.params import (
     PLACES,
     Params,

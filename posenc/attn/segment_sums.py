@@ -7,10 +7,8 @@ of two larger ones, so float32 keeps its precision in long packed rows.
 
 from __future__ import annotations
 
-from array_api_compat import device
-
 from posenc.apply.shapes import as_column, as_row
-from posenc.contract.operations import take_along_axis
+from posenc.contract.operations import device, take_along_axis
 from posenc.contract.protocol import Array, Namespace
 from posenc.contract.tokens import Tokens
 

@@ -49,6 +49,8 @@ class Operations:
     take_along_axis
         ``take_along_axis(x, index, axis)``: ``x`` at indices, those below 0 from the end, as many
         axes as it has and no broadcasting.
+    cumulative_sum
+        ``cumulative_sum(x, axis)``: as that of the Array API.
     exp
         ``exp(x)`` of scores less the highest one of their row. It may be 0 where the weight of the
         score would be no normal number.
@@ -72,6 +74,7 @@ class Operations:
     network: Callable[..., Array | None] | None = None
     scan_back: Callable[..., Array] | None = None
     take_along_axis: Callable[[Array, Array, int], Array] | None = None
+    cumulative_sum: Callable[[Array, int], Array] | None = None
     exp: Callable[[Array], Array] | None = None
     softplus: Callable[[Array], Array] | None = None
     sigmoid: Callable[[Array], Array] | None = None
@@ -144,6 +147,19 @@ def library_of(xp: Namespace) -> str:
     return _library(name) or name
 
 
+def is_numpy(xp: Namespace) -> bool:
+    """Whether a namespace is that of NumPy."""
+    return library_of(xp) == "NumPy"
+
+
+def device(array: Array) -> Any:
+    """Where an array is; None for an array of JAX that is traced.
+
+    ``array_api_compat.device`` asks functions with a cache, of which PyTorch's compiler warns.
+    """
+    return getattr(array, "device", None)
+
+
 def shared_namespace(**arrays: Array) -> Namespace:
     """The Array API namespace that the arrays share."""
     for name, array in arrays.items():
@@ -199,6 +215,12 @@ def rotated(x: Array, sin: Array, cos: Array, *, interleaved: bool, xp: Namespac
     """``x (..., 2n)`` with its pairs rotated by a backend; None if it has nothing better."""
     of_framework = operations_of(xp).rotate
     return None if of_framework is None else of_framework(x, sin, cos, interleaved=interleaved)
+
+
+def cumulative_sum(x: Array, *, axis: int, xp: Namespace) -> Array:
+    """Sums along an axis, without the look-up by which PyTorch's namespace finds itself."""
+    of_framework = operations_of(xp).cumulative_sum
+    return xp.cumulative_sum(x, axis=axis) if of_framework is None else of_framework(x, axis)
 
 
 def take_along_axis(x: Array, index: Array, *, axis: int, xp: Namespace) -> Array:

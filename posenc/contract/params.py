@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from array_api_compat import is_numpy_namespace
 
 from posenc.contract.checks import check_scheme, nearest
-from posenc.contract.operations import accepted_libraries, constant_array
+from posenc.contract.operations import accepted_libraries, constant_array, is_numpy
 from posenc.contract.protocol import Array, Namespace, ParamSpec, PositionScheme, Role
 from posenc.contract.tables import HeadTable, ReadTable, TokenTable
 
@@ -311,7 +310,7 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any,
 def _is_float(array: Array, xp: Namespace) -> bool:
     if isinstance(array, np.ndarray):
         return np.issubdtype(array.dtype, np.floating)
-    return not is_numpy_namespace(xp) and is_floating(array, xp)
+    return not is_numpy(xp) and is_floating(array, xp)
 
 
 def is_floating(array: Array, xp: Namespace) -> bool:

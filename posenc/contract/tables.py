@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from array_api_compat import device
-
-from posenc.contract.operations import take_along_axis
+from posenc.contract.operations import device, take_along_axis
 from posenc.contract.protocol import Array, Namespace, Role
 
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from array_api_compat import is_numpy_namespace
 
 from posenc.contract.checks import check_count
-from posenc.contract.operations import check_library, is_compiling, operations_of
+from posenc.contract.operations import check_library, is_compiling, is_numpy, operations_of
 from posenc.contract.protocol import Array, Namespace, Window
 from posenc.contract.tokens import Tokens
 
@@ -99,7 +98,7 @@ def as_integers(name: str, values: Array, *, xp: Namespace, device: Any = None) 
 
 def from_numpy(array: Any, *, xp: Namespace, device: Any) -> Any:
     """``array`` as an array of ``xp`` if it is a NumPy array; otherwise unchanged."""
-    if isinstance(array, np.ndarray) and not is_numpy_namespace(xp):
+    if isinstance(array, np.ndarray) and not is_numpy(xp):
         # A copy, because torch warns about a view of a read-only array.
         return xp.asarray(array, device=device, copy=True)
     return array

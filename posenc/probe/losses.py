@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace
 
+from posenc.contract.operations import device
 from posenc.study.tasks.examples import NO_ANSWER
 
 Array = np.ndarray[Any, Any]

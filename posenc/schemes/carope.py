@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from array_api_compat import device
-
 from posenc.contract.checks import check_channels, check_count, check_finite
 from posenc.contract.fields import Count, Positive
-from posenc.contract.operations import constant_array
+from posenc.contract.operations import constant_array, device
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec, Role
 from posenc.schemes.rope import Layout, check_heads, rotate

@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from array_api_compat import device
-
 from posenc.contract.checks import check_channels, check_count, check_finite
 from posenc.contract.fields import Count
-from posenc.contract.operations import take_along_axis
+from posenc.contract.operations import cumulative_sum, device, take_along_axis
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec
 from posenc.schemes.activations import sigmoid
@@ -101,7 +99,7 @@ def sums_from(
     ``own=False``: at later positions only. ``in_order`` is that of ``params``.
     """
     if in_order:  # the last key first, so that small sums stay small
-        sums = xp.flip(xp.cumulative_sum(xp.flip(values, axis=-1), axis=-1), axis=-1)
+        sums = xp.flip(cumulative_sum(xp.flip(values, axis=-1), axis=-1, xp=xp), axis=-1)
         if own:
             return sums
         return xp.concat([sums[..., 1:], xp.zeros_like(sums[..., :1])], axis=-1)
@@ -112,7 +110,7 @@ def sums_from(
         return take_along_axis(values, xp.broadcast_to(index, values.shape), axis=-1, xp=xp)
 
     order = xp.argsort(-pos, axis=-1)
-    sums = xp.cumulative_sum(take(values, order), axis=-1)
+    sums = cumulative_sum(take(values, order), axis=-1, xp=xp)
     # Keys at one position see each other: each takes the sum at the last of them in this order, or
     # at the last of the run before.
     length = pos.shape[-1]
@@ -121,7 +119,8 @@ def sums_from(
     differs, always = at_pos[..., 1:] != at_pos[..., :-1], at_pos[..., :1] == at_pos[..., :1]
     last = xp.concat([differs, always], axis=-1)
     ends = xp.sort(xp.where(last, index, length), axis=-1)
-    run = xp.cumulative_sum(xp.astype(last, order.dtype), axis=-1) - xp.astype(last, order.dtype)
+    ended = xp.astype(last, order.dtype)
+    run = cumulative_sum(ended, axis=-1, xp=xp) - ended
     run = take_along_axis(run, xp.argsort(order), axis=-1, xp=xp)
     if own:
         return take(sums, take_along_axis(ends, run, axis=-1, xp=xp))

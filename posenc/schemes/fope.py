@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from array_api_compat import device
 
 from posenc.angles.fixed import Turns
 from posenc.contract.checks import check_channels, check_count
 from posenc.contract.fields import Count, Positive
-from posenc.contract.operations import constant_array
+from posenc.contract.operations import constant_array, device
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Arrays, Namespace, ParamSpec, Role
 from posenc.schemes.rope import check_heads, rotate

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from array_api_compat import device
 
-from posenc.contract.operations import constant_array
+from posenc.contract.operations import constant_array, device
 from posenc.contract.protocol import Array, Arrays, Namespace, ParamSpec
 from posenc.schemes.rope import RoPE
 

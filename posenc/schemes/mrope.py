@@ -7,10 +7,8 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Literal
 
-from array_api_compat import device
-
 from posenc.contract.checks import check_channels, check_count
-from posenc.contract.operations import constant_array
+from posenc.contract.operations import constant_array, device
 from posenc.contract.protocol import Array, Arrays, Namespace, PositionScheme, Role
 from posenc.schemes.rope import Layout, RoPE, rotate
 from posenc.schemes.scalings import Scaling

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from array_api_compat import device
-
-from posenc.contract.operations import is_compiling
+from posenc.contract.operations import device, is_compiling
 from posenc.contract.scan import scan_back
 from posenc.contract.specs import Array, Namespace
 

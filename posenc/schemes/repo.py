@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from array_api_compat import device
 
 from posenc.contract.checks import check_channels, check_count
 from posenc.contract.fields import Count, Positive
-from posenc.contract.operations import constant_array
+from posenc.contract.operations import constant_array, device
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec, Role
 from posenc.schemes.activations import sigmoid

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from array_api_compat import device
-
 from posenc.contract.checks import check_channels
 from posenc.contract.fields import Count
+from posenc.contract.operations import device
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec, Role
 from posenc.schemes.sinusoidal import Sinusoidal

@@ -9,11 +9,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from array_api_compat import device
-
 from posenc.contract.checks import check_channels, check_count
 from posenc.contract.fields import Positive
-from posenc.contract.operations import constant_array
+from posenc.contract.operations import constant_array, device
 from posenc.contract.params import float_dtype
 from posenc.contract.protocol import Array, Arrays, Hook, Namespace, PositionScheme, Role
 from posenc.schemes.rope import Layout, RoPE, rotate

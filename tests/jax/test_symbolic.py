@@ -1,4 +1,4 @@
-"""``jax.export`` with a batch and a length without numbers: one program serves every size."""
+"""Sizes and arrays that are not there: symbols of ``jax.export``, and shapes alone."""
 
 from __future__ import annotations
 
@@ -74,3 +74,32 @@ def test_what_cuts_blocks_refuses_symbols_by_name(symbols):
 
     with pytest.raises(NotImplementedError, match="a length or the batch is symbolic"):
         jax.export.export(jax.jit(attend))(*shapes_of(batch, length, 2)[:3])
+
+
+def test_explain_needs_shapes_alone():
+    """Of a call that no machine could hold; positions, hidden states and params are shapes too."""
+    scheme, length = SUBJECTS["fox"], 2**24
+    own = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in params_of(scheme).items()}
+    q, _, _, pos, _, x = shapes_of(64, length, heads(scheme))
+    tokens = posenc.Tokens(pos, x=x)
+    told = posenc_jax.explain(q, q, q, scheme, own, causal=True, tokens=tokens, return_lse=True)
+    assert told["implementation"] == "chunked"
+    with pytest.raises(TypeError, match=r"q must be an array, got a ShapeDtypeStruct.*explain"):
+        posenc_jax.attention(q, q, q, scheme, own, causal=True, tokens=tokens)
+
+
+@pytest.mark.parametrize(
+    ("q", "error", "said"),
+    [
+        (np.ones((2, 0, 4, 8)), ValueError, r"q has an axis of length 0: \(2, 0, 4, 8\)"),
+        (
+            jax.numpy.ones((2, 6, 4, 8), jax.numpy.float8_e4m3fn),
+            TypeError,
+            "q must have 16 bits or more, got float8_e4m3fn",
+        ),
+    ],
+    ids=["empty", "float8"],
+)
+def test_wrong_arrays_are_named_as_they_were_given(q, error, said):
+    with pytest.raises(error, match=said):
+        posenc_jax.attention(q, q, q, posenc.ALiBi(4))

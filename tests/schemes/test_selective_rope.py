@@ -155,7 +155,7 @@ def test_one_angle_for_all_is_rope():
             lambda: posenc.features(
                 SCHEME, PARAMS, posenc.Tokens(seg=np.zeros(LENGTH, int), x=X), x_before=X
             ),
-            r"x_before is given with segments.*leave out tokens\.seg",
+            r"x_before is given with tokens\.seg.*leave out tokens\.seg",
         ),
         (
             lambda: posenc.features(FOX, posenc.init_params(FOX), TOKENS, x_before=X),

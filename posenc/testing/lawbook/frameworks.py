@@ -7,13 +7,13 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from array_api_compat import device
 
 import posenc
 from posenc.apply.bias import bias_tile
 from posenc.apply.feature_needs import has_features
 from posenc.apply.shapes import as_column, as_row, prepare_params
 from posenc.apply.transform import has_transform
+from posenc.contract.operations import device
 from posenc.contract.params import head_views, tile_views
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme, Role
 from posenc.contract.tokens import Tokens
