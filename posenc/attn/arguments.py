@@ -289,9 +289,7 @@ def check_shapes(q: Array, k: Array, v: Array, *, xp: Namespace) -> None:
                 f"{kind.__name__} of {array.dtype}"
             )
         if getattr(array.dtype, "itemsize", 2) < 2:
-            raise TypeError(
-                f"{name} must have 16 bits a number or more, got {array.dtype}; cast it"
-            )
+            raise TypeError(f"{name} must have 16 bits or more, got {array.dtype}; cast it first")
     (q_batch, heads, q_len, _), (k_batch, k_heads, k_len, _) = q.shape, k.shape
     if not q_batch == k_batch == v.shape[0]:
         raise ValueError(f"q, k and v differ in batch size: {_sizes(q, k, v)}")
