@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from posenc.apply.feature_needs import summed_features
 from posenc.apply.shapes import common_size
 from posenc.attn.segment_sums import in_order_of_positions
-from posenc.contract.operations import device
+from posenc.contract.operations import device, is_exporting
 from posenc.contract.params import Features, Params
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
 from posenc.contract.tokens import Tokens
@@ -75,7 +75,9 @@ class ChannelDecay:
 
         ``q (B, H, Q, D)`` are scaled queries, ``k (B, H, K, D)`` keys.
         """
-        found, sees = self._sorted_scores(q, k)
+        # Blocks would fix the length in a program that torch.export makes.
+        own = self._pair_scores if is_exporting(self.xp) else self._sorted_scores
+        found, sees = own(q, k)
         return self.xp.where(sees, found, scores)
 
     def pairs(self) -> Array:
@@ -155,12 +157,24 @@ class ChannelDecay:
         found = self._between(query, key)
         return self.xp.where(found > 0, 0.0, found)
 
+    def _integers(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """Positions of queries and keys, and segments, ``(B or 1, 1, L)``."""
+        pos = _row(self.query.pos), _row(self.key.pos)
+        if self.query.seg is None or self.key.seg is None:
+            return pos, (self.xp.zeros_like(pos[0]), self.xp.zeros_like(pos[1]))
+        return pos, (_row(self.query.seg), _row(self.key.seg))
+
+    def _pair_scores(self, q: Array, k: Array) -> tuple[Array, Array]:
+        """As ``_sorted_scores``, by the definition; holds ``B H Q K D`` numbers."""
+        xp, ((q_pos, k_pos), (q_seg, k_seg)) = self.xp, self._integers()
+        sees = (k_seg[..., None, :] == q_seg[..., None]) & (k_pos[..., None, :] <= q_pos[..., None])
+        fall = self._checked(xp.where(sees[..., None], self.pairs(), 0.0), q.shape[3])
+        found = q[..., :, None, :] * k[..., None, :, :] * xp.exp(xp.where(fall > 0, 0.0, fall))
+        return xp.sum(found, axis=-1), sees
+
     def _sorted_scores(self, q: Array, k: Array) -> tuple[Array, Array]:
         """Decayed products ``(B, H, Q, K)`` of keys up to each query, finite for all; and which."""
-        xp, q_pos, k_pos = self.xp, _row(self.query.pos), _row(self.key.pos)
-        q_seg, k_seg = xp.zeros_like(q_pos), xp.zeros_like(k_pos)
-        if self.query.seg is not None and self.key.seg is not None:
-            q_seg, k_seg = _row(self.query.seg), _row(self.key.seg)
+        xp, ((q_pos, k_pos), (q_seg, k_seg)) = self.xp, self._integers()
         of_q, of_k = q_seg[..., None], k_seg[..., None, :]
         sees = (of_k == of_q) & (k_pos[..., None, :] <= q_pos[..., None])  # (B or 1, 1, Q, K)
         # How many keys are sorted up to each query, and the block of the last of them.

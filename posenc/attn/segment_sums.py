@@ -8,7 +8,7 @@ of two larger ones, so float32 keeps its precision in long packed rows.
 from __future__ import annotations
 
 from posenc.apply.shapes import as_column, as_row
-from posenc.contract.operations import device, take_along_axis
+from posenc.contract.operations import device, is_exporting, take_along_axis
 from posenc.contract.protocol import Array, Namespace
 from posenc.contract.tokens import Tokens
 
@@ -31,7 +31,7 @@ def segment_sums(
     its segment at its position or before it; 0 if there is none.
     """
     batch, k_len = values.shape[0], values.shape[2]
-    if _is_exporting(xp):
+    if is_exporting(xp):  # the loop over powers of 2 would fix the length
         return tuple(_sums_by_matmul(values, key, readers, xp) for readers in (key, query))
     if not isinstance(k_len, int):  # a symbol of jax.export, with which a loop cannot be counted
         return tuple(_sums_over_pairs(values, key, readers, xp) for readers in (key, query))
@@ -66,12 +66,6 @@ def in_order_of_positions(tokens: Tokens, batch: int, xp: Namespace) -> Array:
         return order
     seg = take_along_axis(xp.broadcast_to(tokens.seg, shape), order, axis=-1, xp=xp)
     return take_along_axis(order, xp.argsort(seg, axis=-1, stable=True), axis=-1, xp=xp)
-
-
-def _is_exporting(xp: Namespace) -> bool:
-    """Whether ``torch.export`` is tracing, where the loop over powers of 2 would fix the length."""
-    compiler = getattr(xp, "compiler", None)
-    return bool(getattr(compiler, "is_exporting", bool)())
 
 
 def _sums_by_matmul(values: Array, key: Tokens, readers: Tokens, xp: Namespace) -> Array:

@@ -128,6 +128,12 @@ def is_compiling(xp: Namespace) -> bool:
     return compiler is not None and bool(compiler.is_compiling())
 
 
+def is_exporting(xp: Namespace) -> bool:
+    """Whether ``torch.export`` is tracing."""
+    compiler = getattr(xp, "compiler", None)
+    return bool(getattr(compiler, "is_exporting", bool)())
+
+
 # Libraries whose arrays are told apart, by the first part of the name of their type's module.
 _LIBRARIES = {
     "numpy": "NumPy", "torch": "PyTorch", "jax": "JAX", "jaxlib": "JAX", "cupy": "CuPy",

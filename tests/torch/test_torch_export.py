@@ -125,8 +125,10 @@ def test_an_exported_program_serves_every_length(subject, form, strict):
 
 
 @long
-@pytest.mark.parametrize("subject", ["cope", "dape", "grape_ap", "path", "tra"])
-def test_whole_rows_by_the_reference_serve_every_length(subject):
+@pytest.mark.parametrize(
+    "subject", ["cope", "dape", "grape_ap", "path", "tra", "wall", "rerope", "dual_chunk"]
+)
+def test_what_the_reference_alone_exports_serves_every_length(subject):
     scheme, length = SUBJECTS[subject], Dim("length", min=3, max=4096)
     torch.manual_seed(0)
     layer = Layer(scheme, implementation="reference")
