@@ -372,10 +372,10 @@ def _check_padding_is_last(key_mask: Any, positions: Any) -> None:
     if mask is None or at is None:
         return
     last = np.max(np.where(mask, at, -1), axis=1, keepdims=True)
-    if np.any((mask == 0) & (at < last)):
+    if np.any((mask == 0) & (at <= last)):
         raise ValueError(
-            "key_mask hides keys before others of their row; with a cache, keys that do not exist "
-            "must be at later positions"
+            "key_mask hides keys that are not after all others of their row; with a cache, keys "
+            "that do not exist must be at later positions"
         )
 
 

@@ -179,7 +179,9 @@ def test_what_a_cache_needs_is_said():
             {"positions": at - 1, "key_mask": np.ones((2, 8), bool)},
             r"key_mask .* is of the new tokens, \(B, Q\) = \(2, 2\), got shape \(2, 8\)",
         ),
-        ({"positions": at - 1, "key_mask": at > 7}, "key_mask hides keys before others"),
+        ({"positions": at - 1, "key_mask": at > 7}, "key_mask hides keys that are not after all"),
+        # Both would be written to one slot.
+        ({"positions": at * 0, "key_mask": at < 8}, "key_mask hides keys that are not after all"),
     ):
         with pytest.raises(ValueError, match=said):
             layer(q[:, :2], k[:, :2], v[:, :2], cache=cache, **options)
