@@ -228,7 +228,7 @@ class Attention(_OfScheme):
             Keys ``(B, slots, Hk, D)`` and values ``(B, slots, Hk, Dv)``; and hidden states
             ``(B, slots, C)`` for a scheme that reads them, which are then ``x`` of new tokens
             alone. First zeros, then what the last call returned. Slot ``p`` holds the token at
-            position ``p``; needs ``positions (B, Q)`` and ``causal=True``.
+            position ``p``; needs ``positions (B, Q)``, which differ in a row, and ``causal=True``.
         key_mask
             Booleans or integers ``(B, K)``: which keys exist. Default: the mask that Keras says
             ``key`` carries, which most of its layers that reshape drop. With a cache, keys that do
@@ -244,7 +244,7 @@ class Attention(_OfScheme):
         at, of_keys = _as_tensor("positions", positions), _as_tensor("key_positions", key_positions)
         if cache is not None:
             self._check_cache(cache, query, at, of_keys)
-            _check_padding_is_last(_as_tensor("key_mask", key_mask), at)
+            _check_slots(at, _as_tensor("key_mask", key_mask))
             key_mask = None
             new = self._check_parts(cache, key, value, x)
             cache = tuple(_written(old, at, each) for old, each in zip(cache, new, strict=True))
@@ -359,18 +359,25 @@ def _as_tensor(name: str, values: Any) -> Any:
     return ops.convert_to_tensor(np.asarray(values))
 
 
-def _check_padding_is_last(key_mask: Any, positions: Any) -> None:
-    """Check that new tokens that do not exist are at later positions than the others of a row."""
-    if key_mask is None:
-        return
-    if tuple(key_mask.shape) != tuple(positions.shape):
+def _check_slots(positions: Any, key_mask: Any) -> None:
+    """Check that each new token has a slot, and that those that do not exist have the last ones."""
+    if key_mask is not None and tuple(key_mask.shape) != tuple(positions.shape):
         raise ValueError(
             f"key_mask beside a cache is of the new tokens, (B, Q) = {tuple(positions.shape)}, got "
             f"shape {tuple(key_mask.shape)}"
         )
-    mask, at = (concrete_values(each, _modules()[1]) for each in (key_mask, positions))
-    if mask is None or at is None:
+    at = concrete_values(positions, _modules()[1])
+    if at is None:
         return
+    every = ops.ones_like(positions) if key_mask is None else key_mask
+    mask = concrete_values(every, _modules()[1])
+    if mask is None:
+        return
+    for own, real in zip(at, mask != 0, strict=True):
+        if len(np.unique(own[real])) != real.sum():
+            raise ValueError(
+                f"positions must differ, because each is the slot of one new token, got {own[real]}"
+            )
     last = np.max(np.where(mask, at, -1), axis=1, keepdims=True)
     if np.any((mask == 0) & (at <= last)):
         raise ValueError(

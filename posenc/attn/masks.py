@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from posenc.apply.shapes import as_column, as_row
+from posenc.apply.shapes import as_column, as_row, common_size
 from posenc.contract.checks import check_count, check_flag, check_window
 from posenc.contract.fields import check_equality
 from posenc.contract.protocol import Array, Namespace, Window
@@ -326,7 +326,7 @@ def check_parts(mask: Mask, query: Tokens, key: Tokens, xp: Namespace) -> None:
                 "mask is a function of (q_pos, k_pos, q_seg, k_seg), but there are no segments: "
                 "give tokens with seg, or a function of (q_pos, k_pos)"
             )
-        _check_pairs(part, at, max([1, *batches]), xp)
+        _check_pairs(part, at, common_size(*batches), xp)
 
 
 def _check_pairs(part: Mask, at: tuple[Tokens, Tokens], batch: int, xp: Namespace) -> None:

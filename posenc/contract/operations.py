@@ -159,11 +159,15 @@ def is_numpy(xp: Namespace) -> bool:
 
 
 def device(array: Array) -> Any:
-    """Where an array is; None for an array of JAX that is traced.
+    """Where to make arrays that meet this one; None for JAX's that are traced, spread or may move.
 
+    What JAX makes with ``device=`` stays there, and meets no array on other devices.
     ``array_api_compat.device`` asks functions with a cache, of which PyTorch's compiler warns.
     """
-    return getattr(array, "device", None)
+    where = getattr(array, "device", None)  # an array that is traced has none
+    if where is None or not hasattr(array, "committed"):
+        return where
+    return where if array.committed and not hasattr(where, "device_set") else None
 
 
 def shared_namespace(**arrays: Array) -> Namespace:

@@ -65,6 +65,22 @@ def test_a_program_serves_every_batch_and_length(name):
         np.testing.assert_allclose(program.call(*given), attend(*given), atol=bound)
 
 
+def test_a_mask_of_ones_own_is_tried_with_a_symbolic_batch():
+    def attend(q, k, v, exists):
+        tokens = posenc.Tokens(exists=exists)
+        return posenc_jax.attention(q, k, v, posenc.RoPE(HEAD_DIM), mask=sees, tokens=tokens)
+
+    def sees(q_pos, k_pos):
+        return (k_pos <= q_pos) | (k_pos < 2)
+
+    sizes = jax.export.symbolic_shape("b, n")
+    given = *shapes_of(*sizes, 2)[:3], jax.ShapeDtypeStruct(sizes, bool)
+    program = jax.export.export(jax.jit(attend))(*given)
+    values = *values_of(3, LENGTH, 2)[:3], np.arange(3 * LENGTH).reshape(3, LENGTH) % 5 > 0
+    bound = 2 * attention_bound("float32", keys=LENGTH) * np.max(np.abs(values[2]))
+    np.testing.assert_allclose(program.call(*values), attend(*values), atol=bound)
+
+
 @pytest.mark.parametrize("symbols", ["b, 6", "2, n"])
 def test_what_cuts_blocks_refuses_symbols_by_name(symbols):
     batch, length = jax.export.symbolic_shape(symbols)

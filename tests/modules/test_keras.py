@@ -180,6 +180,7 @@ def test_what_a_cache_needs_is_said():
             r"key_mask .* is of the new tokens, \(B, Q\) = \(2, 2\), got shape \(2, 8\)",
         ),
         ({"positions": at - 1, "key_mask": at > 7}, "key_mask hides keys that are not after all"),
+        ({"positions": at * 0}, r"positions must differ.*got \[0 0\]"),
         # Both would be written to one slot.
         ({"positions": at * 0, "key_mask": at < 8}, "key_mask hides keys that are not after all"),
     ):
