@@ -10,4 +10,6 @@ _LINEAR_FROM = 40.0  # exp(-40) is less than a rounding in float64; PyTorch's de
 
 def softplus(z: Tensor) -> Tensor:
     """``ln(1 + exp(z))``."""
+    if type(z).__name__ == "DTensor":  # split by heads, PyTorch 2.13 has no gradient of softplus
+        return torch.logaddexp(torch.zeros_like(z), z)
     return torch.nn.functional.softplus(z, threshold=_LINEAR_FROM)
