@@ -23,7 +23,8 @@ negligible blocks      ``negligible_blocks``, ``Bounds``: keys whose weights rou
 params                 ``as_mapping``, ``merge_constants``, ``head_views``, ``tile_views``,
                        ``without_prefix``
 tables of tokens       ``ReadTable``: how a backend reads them; ``broadcast_index``
-operations             ``provide``, ``Operations``: what a framework does better than the Array API
+operations             ``provide``, ``Operations``: what a framework does better than the Array API;
+                       ``is_exporting``
 layers of a model      ``LayerPlan``, ``add_embedding``, ``check_layer``
 arguments              ``check_*``, ``as_positions``, ``advise_unknown``
 =====================  ===========================================================================
@@ -106,7 +107,7 @@ from posenc.contract.checks import (
     nearest,
 )
 from posenc.contract.fields import check_equality
-from posenc.contract.operations import Operations, check_library, provide
+from posenc.contract.operations import Operations, check_library, is_exporting, provide
 from posenc.contract.params import (
     Features,
     Params,
@@ -211,6 +212,7 @@ __all__ = [
     "has_embedding",
     "has_features",
     "head_views",
+    "is_exporting",
     "is_function",
     "lookback",
     "may_be_fully_masked",

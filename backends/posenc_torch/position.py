@@ -28,10 +28,11 @@ from posenc.backend import (
     check_layer,
     check_scheme,
     has_embedding,
+    is_exporting,
 )
 from posenc_torch.api import attention
 from posenc_torch.bound import Bound
-from posenc_torch.tracing import constant_in_programs, is_exporting
+from posenc_torch.tracing import constant_in_programs
 
 _USE = (
     "call x = positions.embed(x) once, before the first layer, and "
@@ -166,7 +167,7 @@ class Position(_SingleCalls, nn.Module):
         return out
 
     def _record_embed(self, length: int | None) -> None:
-        if has_embedding(self.scheme) and not is_exporting():
+        if has_embedding(self.scheme) and not is_exporting(torch):
             self._unembedded = False
             # A program that reads a length from here would be compiled again for each length.
             known = not torch.compiler.is_compiling() and type(length) is int
@@ -174,7 +175,7 @@ class Position(_SingleCalls, nn.Module):
 
     def check_embedded(self, k: Tensor, causal: bool, tokens: Tokens | None) -> None:
         """Check that ``embed`` was called, and with as many tokens, if the scheme has one."""
-        if not has_embedding(self.scheme) or is_exporting():
+        if not has_embedding(self.scheme) or is_exporting(torch):
             return
         if self._unembedded:
             self._unembedded = False

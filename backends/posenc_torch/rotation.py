@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc_torch.tracing import is_exporting, is_traced, is_transformed
+from posenc.backend import is_exporting
+from posenc_torch.tracing import is_traced, is_transformed
 
 
 def hold(table: Tensor) -> Tensor:
@@ -16,7 +17,7 @@ def hold(table: Tensor) -> Tensor:
     ``as_strided`` reads memory, so the compiler must write the table to it first.
     """
     # Not in an exported program: runtimes other than PyTorch may lack the operation. DTensor does.
-    if not torch.compiler.is_compiling() or is_exporting() or type(table) is not Tensor:
+    if not torch.compiler.is_compiling() or is_exporting(torch) or type(table) is not Tensor:
         return table
     return torch.as_strided(table, table.shape, table.stride())
 

@@ -45,11 +45,10 @@ class Torch(Framework):
     @contextmanager
     def precision_scope(self, dtypes: Sequence[str]) -> Iterator[None]:
         """Eager FlexAttention, since laws would compile it a hundred times; small blocks, so that
-        short calls have several; and no warnings of Dynamo about array_api_compat's caches.
+        short calls have several.
         """
         with warnings.catch_warnings():
             for message in (
-                "Dynamo detected a call to a `functools.lru_cache`",
                 "`torch.jit.script",
                 "flex_attention called without torch.compile",
             ):

@@ -31,12 +31,6 @@ def is_traced() -> bool:
     return tracing or any(mode.is_infra_mode() for mode in _get_current_dispatch_mode_stack())
 
 
-def is_exporting() -> bool:
-    """Whether ``torch.export`` is tracing, which allows no side effects; needs PyTorch 2.7."""
-    exporting: bool = getattr(torch.compiler, "is_exporting", bool)()
-    return exporting
-
-
 def is_transformed() -> bool:
     """Whether ``torch.func`` or forward-mode differentiation transforms the program."""
     inside = torch._C._functorch.peek_interpreter_stack() is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +98,6 @@ class Trainer:
                 return self._losses(tokens, labels, layers, pos, step)[0].sum() / count
 
             asked = self._recipe.compile
-            if asked:  # it traces array_api_compat's cached look-ups; their result is the same
-                warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_ca")
             self._compiled[layers] = torch.compile(mean, dynamic=False) if asked else mean
         return self._compiled[layers]
 

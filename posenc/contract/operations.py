@@ -86,11 +86,13 @@ class Operations:
 
 _BACKENDS = {"array_api_compat.torch": "posenc_torch", "jax.numpy": "posenc_jax"}
 _PROVIDED: dict[str, Operations] = {}  # by the name of a namespace
+_NAMESPACES: dict[str, Namespace] = {}  # those of backends that are imported, by library
 
 
 def provide(operations: Operations, *, xp: Namespace) -> None:
     """From now on these functions serve the arrays of a namespace."""
     _PROVIDED[xp.__name__] = operations
+    _NAMESPACES[library_of(xp)] = xp
 
 
 def operations_of(xp: Namespace) -> Operations:
@@ -129,7 +131,7 @@ def is_compiling(xp: Namespace) -> bool:
 
 
 def is_exporting(xp: Namespace) -> bool:
-    """Whether ``torch.export`` is tracing."""
+    """Whether ``torch.export`` is tracing, which allows no side effects; known from PyTorch 2.7."""
     compiler = getattr(xp, "compiler", None)
     return bool(getattr(compiler, "is_exporting", bool)())
 
@@ -175,6 +177,9 @@ def shared_namespace(**arrays: Array) -> Namespace:
     for name, array in arrays.items():
         if not hasattr(array, "dtype"):
             raise TypeError(f"{name} must be an array, got {type(array).__name__}")
+    libraries = {_library(type(array).__module__) for array in arrays.values()}
+    if len(libraries) == 1 and (xp := _NAMESPACES.get(libraries.pop() or "")) is not None:
+        return xp  # array_api_compat asks functions with a cache, as in ``device``
     try:
         return array_namespace(*arrays.values())
     except TypeError:

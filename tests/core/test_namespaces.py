@@ -19,6 +19,8 @@ POS = np.asarray([[0, 1, 2, 3, 40, 5], [9, 0, 7, 7, 3, 63]])
 
 ONE_OF_EACH = {type(scheme): name for name, scheme in SUBJECTS.items()}.values()
 
+COMPILED = ("t5", "rope", "learned", "fox")
+
 
 def tokens_of(a):
     return posenc.Tokens(pos=a["pos"], seg=a["seg"], x=a["x"])
@@ -108,6 +110,24 @@ def test_torch_inputs_stay_as_they_were(subject):
     for function in FUNCTIONS:
         applied(function, scheme)(arrays)
         assert versions == {name: a._version for name, a in arrays.items()}, function
+
+
+@pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
+@pytest.mark.parametrize("subject", some(SUBJECTS, COMPILED))
+def test_torch_compiles_what_users_call(subject):
+    """In one graph and without a warning, which pytest turns into an error."""
+    import torch
+
+    scheme = SUBJECTS[subject]
+    arrays = {n: torch.tensor(a) for n, a in arguments(scheme, "float64").items()}
+    for function in FUNCTIONS:
+        run = applied(function, scheme)
+        expected = run(arrays)
+        torch.compiler.reset()  # it counts all programs of ``run`` as one function's
+        found = torch.compile(run, fullgraph=True, backend="eager")(arrays)
+        assert (found is None) == (expected is None), function
+        if expected is not None:
+            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"])

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from posenc.backend import Call, Planned, Refusal, adjusts_rows, plan_unless
+from posenc.backend import Call, Planned, Refusal, adjusts_rows, is_exporting, plan_unless
 from posenc_torch.chunked.run import run
 from posenc_torch.sdpa import has_native_mask, is_small
-from posenc_torch.tracing import is_exporting, is_traced, is_transformed
+from posenc_torch.tracing import is_traced, is_transformed
 
 _LOOPS = "its loop over blocks of queries cannot be traced; 'reference' can"
 _TRACED = "it chooses key blocks from tensor values, which a traced program does not have"
@@ -40,7 +40,7 @@ def plan(call: Call) -> Planned | Refusal:
 
 
 def _why_not(call: Call) -> str | None:
-    if is_exporting():
+    if is_exporting(torch):
         return _LOOPS if adjusts_rows(call) else f"{_TRACED}; 'sdpa' can be exported"
     if torch.compiler.is_compiling():
         return None  # the disabled function raises, or breaks the graph where that is allowed

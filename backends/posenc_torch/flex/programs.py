@@ -69,8 +69,6 @@ def in_one_program(function: Callable[..., _T], call: Call, *args: Any, **option
     if target.is_cpu(call.q) or torch.compiler.is_compiling() or _kernel.get() is not None:
         return function(call, *args, **options)
     with warnings.catch_warnings():
-        # Dynamo traces cached functions of array_api_compat, which return the same either way.
-        warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_")
         # Dynamo asks every array for its gradient.
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a")
         result: _T = compiled_once(function)(call, *args, **options)
