@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_array_api_obj
 
 from posenc.contract.specs import Array, Arrays, Namespace
 
@@ -86,13 +86,13 @@ class Operations:
 
 _BACKENDS = {"array_api_compat.torch": "posenc_torch", "jax.numpy": "posenc_jax"}
 _PROVIDED: dict[str, Operations] = {}  # by the name of a namespace
-_NAMESPACES: dict[str, Namespace] = {}  # those of backends that are imported, by library
+_NAMESPACES: list[Namespace] = []  # those of backends that are imported
 
 
 def provide(operations: Operations, *, xp: Namespace) -> None:
     """From now on these functions serve the arrays of a namespace."""
     _PROVIDED[xp.__name__] = operations
-    _NAMESPACES[library_of(xp)] = xp
+    _NAMESPACES.append(xp)
 
 
 def operations_of(xp: Namespace) -> Operations:
@@ -177,16 +177,18 @@ def shared_namespace(**arrays: Array) -> Namespace:
     for name, array in arrays.items():
         if not hasattr(array, "dtype"):
             raise TypeError(f"{name} must be an array, got {type(array).__name__}")
-    libraries = {_library(type(array).__module__) for array in arrays.values()}
-    if len(libraries) == 1 and (xp := _NAMESPACES.get(libraries.pop() or "")) is not None:
-        return xp  # array_api_compat asks functions with a cache, as in ``device``
+    of = {n: _library(type(a).__module__) or type(a).__name__ for n, a in arrays.items()}
+    for xp in _NAMESPACES:  # array_api_compat asks functions with a cache, as in ``device``
+        if is_compiling(xp) and set(of.values()) == {library_of(xp)}:
+            return xp
     try:
         return array_namespace(*arrays.values())
     except TypeError:
-        types = {name: type(array) for name, array in arrays.items()}
-        found = ", ".join(
-            f"{name} of {_library(t.__module__) or t.__name__}" for name, t in types.items()
-        )
+        for name, array in arrays.items():
+            if not is_array_api_obj(array):  # as JAX's sparse arrays
+                own, kind = type(array).__module__, type(array).__name__
+                raise TypeError(f"{name} must be an array, got {kind} of {own}") from None
+        found = ", ".join(f"{name} of {library}" for name, library in of.items())
         raise TypeError(f"arrays must be of one library, got {found}") from None
 
 

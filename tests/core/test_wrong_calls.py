@@ -537,3 +537,15 @@ def test_evaluation_names_what_is_wrong(wrong):
     function, error, message = EVALUATED[wrong]
     with pytest.raises(error, match=message):
         function()
+
+
+@pytest.mark.skipif(not HAS["jax"], reason="jax is not installed")
+def test_what_is_no_array_is_named():
+    import jax
+    import jax.numpy as jnp
+
+    shape, pos = jax.ShapeDtypeStruct((4,), jnp.int32), jnp.arange(4)
+    with pytest.raises(TypeError, match="k_pos must be an array, got ShapeDtypeStruct of jax"):
+        posenc.bias(posenc.ALiBi(2), pos, shape)
+    with pytest.raises(TypeError, match="one library, got q_pos of JAX, k_pos of NumPy"):
+        posenc.bias(posenc.ALiBi(2), pos, np.arange(4))

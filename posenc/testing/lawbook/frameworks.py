@@ -370,9 +370,11 @@ def _present(case: SchemeCase, arrays: Mapping[str, Host]) -> tuple[str, ...]:
 @lru_cache(_KEPT)
 def _concatenated(scheme: Any, parts: tuple[str, ...]) -> Function:
     """All parts, flattened into one array, so that they compile once."""
+    # Outside of what is compiled: PyTorch warns of a function with a cache.
+    functions = [_part(scheme, part) for part in parts]
 
     def apply(xp: Namespace, arrays: Arrays) -> Array:
-        values = [_part(scheme, part)(xp, arrays) for part in parts]
+        values = [function(xp, arrays) for function in functions]
         return xp.concat([xp.reshape(array, (-1,)) for array in values])
 
     return apply
