@@ -145,6 +145,9 @@ def dense(call: Call) -> tuple[Array, Array]:
         every = xp.repeat(k, heads // kv_heads, axis=1)
         scores = call.channel_decay().apply(scores, q * call.scale, every)
     scores = call.cap_scores(scores)
+    if call.softcap is not None:
+        # None is above it. Without this, compilers fuse "softcap * tanh - highest" likewise.
+        scores = xp.where(scores > call.softcap, call.softcap, scores)
     if Hook.ADJUST_SCORES in call.scheme.hooks():
         at = as_column(call.query.encoded_pos), as_row(call.key.encoded_pos)
         params = call.views(rows=True)
@@ -159,11 +162,7 @@ def dense(call: Call) -> tuple[Array, Array]:
     # No result depends on it, so its gradients would cancel. In JAX they may be NaN: XLA computes
     # scores again with other roundings, and then none of a row equals the highest one.
     highest = xp.max(detached(scores, xp), axis=-1, keepdims=True)
-    ahead = scores - highest
-    if call.softcap is not None:  # likewise for "softcap * tanh - highest"
-        above = detached(ahead, xp)
-        ahead = ahead - xp.where(above > 0, above, 0.0)
-    weights = exp_of_scores(ahead, xp)
+    weights = exp_of_scores(scores - highest, xp)
     if visible is not None:
         weights = xp.where(visible, weights, 0.0)
     total = xp.sum(weights, axis=-1, keepdims=True)

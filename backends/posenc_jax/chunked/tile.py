@@ -114,7 +114,9 @@ def tile_scores(
     d_cap = None
     if tiling.softcap is not None:
         ratio = jnp.tanh(scores / tiling.softcap)
-        scores, d_cap = tiling.softcap * ratio, 1 - ratio * ratio
+        # The same with "softcap * ratio - highest": none is above the cap.
+        scores = jnp.minimum(tiling.softcap * ratio, tiling.softcap)
+        d_cap = 1 - ratio * ratio
 
     def compute_bias(learned: Arrays, query_floats: Arrays, key_floats: Arrays) -> Array | None:
         at = query.side.encoded_pos[..., :, None], key.side.encoded_pos[..., None, :]
