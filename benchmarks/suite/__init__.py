@@ -40,7 +40,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler, which cou
 import numpy as np
 
 import posenc
-from posenc.attn.features import hidden_width
+from posenc.attn.hidden_width import hidden_width
 from posenc.cli.list import one_of_each_kind
 
 # Every scheme gets the same call here, whether it makes sense for a model or not.

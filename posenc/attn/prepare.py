@@ -28,12 +28,12 @@ from posenc.attn.arguments import (
 )
 from posenc.attn.call import Call
 from posenc.attn.embedding_only import attention_part, embeds_only
-from posenc.attn.features import side_features
 from posenc.attn.key_order import with_ordered_keys
 from posenc.attn.masks import Mask, check_parts, complete_mask
 from posenc.attn.padding import zero_padding
 from posenc.attn.regions import with_regions
 from posenc.attn.shared import Shared, nothing_kept
+from posenc.attn.side_features import side_features
 from posenc.contract.checks import (
     check_flag,
     check_scale,

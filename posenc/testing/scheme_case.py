@@ -17,7 +17,7 @@ from posenc.apply.bias import bias_tile
 from posenc.apply.feature_needs import has_features, reads_hidden
 from posenc.apply.shapes import as_column, as_row
 from posenc.apply.transform import has_transform
-from posenc.attn.features import hidden_width
+from posenc.attn.hidden_width import hidden_width
 from posenc.contract.checks import check_count, check_scheme
 from posenc.contract.params import (
     Features,

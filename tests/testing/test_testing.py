@@ -19,7 +19,7 @@ from wrong_schemes import Decay
 import posenc
 import posenc.testing
 from posenc import FeatureSpec, ParamSpec, PositionScheme
-from posenc.attn.features import hidden_width
+from posenc.attn.hidden_width import hidden_width
 from posenc.schemes import FIRE, Chunk, FoX, LearnedRoPE, Sink, Sum
 from posenc.testing import (
     BrokenLawError,

@@ -17,7 +17,8 @@ from posenc.apply.shapes import as_column, as_row
 from posenc.apply.transform import has_transform
 from posenc.attn.arguments import Arguments
 from posenc.attn.call import Call
-from posenc.attn.features import features, hidden_width
+from posenc.attn.features import features
+from posenc.attn.hidden_width import hidden_width
 from posenc.attn.prepare import prepare
 from posenc.contract.params import head_count, key_head_count
 from posenc.contract.protocol import Array, PositionScheme
