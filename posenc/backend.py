@@ -83,6 +83,7 @@ from posenc.attn.implementations import (
 from posenc.attn.keywords import advise_unknown
 from posenc.attn.masks import Blocks, Mask, complete_mask, is_function
 from posenc.attn.merge import (
+    LogSumExp,
     PartialAttention,
     add_sink,
     append_sink_key,
@@ -91,7 +92,7 @@ from posenc.attn.merge import (
 )
 from posenc.attn.negligible import Bounds, may_have_negligible_blocks, negligible_blocks
 from posenc.attn.prepare import prepare
-from posenc.attn.reference import dense
+from posenc.attn.reference import dense, two_channels
 from posenc.attn.rows import adjusts_rows, of_queries, queries_of
 from posenc.attn.shared import Made, Shared
 from posenc.contract.checks import (
@@ -144,6 +145,7 @@ __all__ = [
     "Implementation",
     "LayerFacts",
     "LayerPlan",
+    "LogSumExp",
     "Made",
     "Mask",
     "Namespace",
@@ -238,6 +240,7 @@ __all__ = [
     "tile_views",
     "tokens_to_embed",
     "transformed_keys",
+    "two_channels",
     "visible",
     "visible_between",
     "visible_blocks",

@@ -18,6 +18,7 @@ from posenc.backend import (
     Call,
     Explanation,
     Implementation,
+    LogSumExp,
     Mask,
     Operations,
     Planned,
@@ -39,6 +40,8 @@ from posenc.backend import (
     plan_unless,
     prepare,
     provide,
+    public_lse,
+    two_channels,
     working_dtype,
     zero_fully_masked,
 )
@@ -167,7 +170,7 @@ def _attend(
     _, planned = choose(_IMPLEMENTATIONS, call, implementation)
     out, lse = planned.run(call)
     out = jnp.swapaxes(out, 1, 2).astype(_as_jax(q).dtype)
-    return out if lse is None else (out, jnp.swapaxes(lse, 1, 2))
+    return (out, jnp.swapaxes(public_lse(lse, call), 1, 2)) if call.wants_lse else out
 
 
 @advise_unknown
@@ -245,8 +248,8 @@ def attend_in_pass(
     (_, planned), dtype = choose(_IMPLEMENTATIONS, call, implementation), _as_jax(q).dtype
     out, lse = planned.run(call)
     out = jnp.swapaxes(out, 1, 2).astype(dtype)
-    if lse is not None:
-        return (out, jnp.swapaxes(lse, 1, 2)), None
+    if call.wants_lse:
+        return (out, jnp.swapaxes(public_lse(lse, call), 1, 2)), None
     # "reference" computes in a wider dtype from the start.
     if not kept or implementation == "reference" or call.dtype == jnp.float64:
         return out, None
@@ -350,10 +353,13 @@ def _xla(call: Call) -> tuple[Array, None]:
     if call.sink is not None:
         k, v, bias, mask = append_sink_key(call, k, v, bias, mask)
     q, k, v = (jnp.swapaxes(a, 1, 2) for a in (q, k, v))
-    scale = call.scale
+    scale, dim = call.scale, v.shape[3]
+    if jax.default_backend() == "cpu":  # where products of half precision are no faster
+        q, k, v = (a.astype(call.dtype) for a in (q, k, v))
     if q.dtype == call.dtype:  # scale q, as the definition does; half precision would round q
         q, scale = q * scale, 1.0
-    out = jax.nn.dot_product_attention(q, k, v, bias=bias, mask=mask, scale=scale)
+    q, k, v = (two_channels(a, jnp) for a in (q, k, v))
+    out = jax.nn.dot_product_attention(q, k, v, bias=bias, mask=mask, scale=scale)[..., :dim]
     out = jnp.swapaxes(out, 1, 2)
     if mask is not None:
         out = jnp.where(jnp.any(mask, axis=-1, keepdims=True), out, 0)
@@ -371,7 +377,7 @@ def _why_not_xla(call: Call) -> str | None:
         return "jax.nn.dot_product_attention takes its softmax in float32, the call is in float64"
     if not q.dtype == k.dtype == v.dtype:
         return f"q, k and v differ in dtype: {q.dtype}, {k.dtype}, {v.dtype}"
-    if q.dtype == jnp.float16 and jax.default_backend() != "gpu":
+    if q.dtype == jnp.float16 and jax.default_backend() not in ("cpu", "gpu"):
         return "jax.nn.dot_product_attention takes float16 on GPUs only"
     if q.shape[3] != v.shape[3]:
         return f"q has head_dim {q.shape[3]}, v has {v.shape[3]}"
@@ -391,9 +397,10 @@ def _xla_not_preferred(call: Call) -> str | None:
     return f"it would hold {q_len} * {k_len} scores per head; 'chunked' is faster"
 
 
-def _reference(call: Call) -> tuple[Array, Array]:
+def _reference(call: Call) -> tuple[Array, LogSumExp]:
+    q, k, v = (a.astype(call.dtype) for a in (call.q, call.k, call.v))
     with jax.default_matmul_precision("highest"):
-        return dense(call)
+        return dense(replace(call, q=q, k=k, v=v))
 
 
 _IMPLEMENTATIONS = (

@@ -15,6 +15,7 @@ from posenc.backend import (
     Call,
     Explanation,
     Implementation,
+    LogSumExp,
     Mask,
     Operations,
     Planned,
@@ -30,6 +31,7 @@ from posenc.backend import (
     explain_choice,
     prepare,
     provide,
+    public_lse,
     working_dtype,
 )
 from posenc_torch import folded, sdpa
@@ -131,7 +133,7 @@ def attention(
         _, planned = choose(_IMPLEMENTATIONS, call, implementation)
         out, lse = planned.run(call)
         out = out if out.dtype == q.dtype else out.to(q.dtype)
-        return (out, lse) if call.wants_lse else out
+        return (out, public_lse(lse, call)) if call.wants_lse else out
 
 
 @advise_unknown
@@ -208,7 +210,7 @@ def attend_in_pass(
             run = _of_vectors(call, planned, half, shared)
         out, lse = planned.run(call)
         out = out if out.dtype == q.dtype else out.to(q.dtype)
-        return ((out, lse) if call.wants_lse else out), run
+        return ((out, public_lse(lse, call)) if call.wants_lse else out), run
 
 
 def _of_vectors(
@@ -287,7 +289,7 @@ def _promote_float64(
     return q.double(), k.double(), v.double()
 
 
-def _reference(call: Call) -> tuple[Tensor, Tensor]:
+def _reference(call: Call) -> tuple[Tensor, LogSumExp]:
     """The definition, with q, k and v in the working dtype."""
     q, k, v = (x.to(call.dtype) for x in (call.q, call.k, call.v))
     return dense(replace(call, q=q, k=k, v=v))

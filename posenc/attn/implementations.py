@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from posenc.attn.call import Call
-from posenc.attn.merge import PartialAttention, add_sink, merge_parts, public_lse
+from posenc.attn.merge import LogSumExp, PartialAttention, add_sink, merge_parts
 from posenc.contract.checks import nearest
 from posenc.contract.protocol import Array, Hook
 
@@ -39,9 +39,8 @@ class Planned:
     Attributes
     ----------
     run
-        Computes ``(B, H, Q, Dv)`` and the log-sum-exp ``(B, H, Q)`` of the call that was planned,
-        or of one that differs from it in vectors alone; None instead of the log-sum-exp if it has
-        none.
+        Computes ``(B, H, Q, Dv)`` and the log-sum-exp of the call that was planned, or of one that
+        differs from it in vectors alone; None instead of the log-sum-exp if it has none.
     without_lse
         Why there is no log-sum-exp; None if there is one.
     takes_sink
@@ -51,7 +50,7 @@ class Planned:
         log-sum-exp, for the layers of a pass; None if it has none for a call.
     """
 
-    run: Callable[[Call], tuple[Array, Array | None]]
+    run: Callable[[Call], tuple[Array, LogSumExp | None]]
     without_lse: str | None = None
     takes_sink: bool = False
     fixed: Callable[[Call], Callable[[Array, Array, Array], Array] | None] = _nothing
@@ -90,11 +89,7 @@ class Implementation:
     within: str | None = None
 
     def plan_all(self, call: Call) -> Planned | Refusal:
-        """How it serves a whole call, whose regions are merged and whose sink is added; or why not.
-
-        The log-sum-exp is None unless the call wants it; that of a query without a visible key is
-        ``-inf``.
-        """
+        """How it serves a whole call, merges its regions and adds its sink; or why not."""
         plans: list[Planned] = []
         for part in call.regions or (call,):
             refused = self._refuse_scores(part)
@@ -138,7 +133,7 @@ def _why_no_lse(call: Call, plans: Sequence[Planned]) -> str | None:
     return f"{purpose} needs a log-sum-exp, and {why}"
 
 
-def _run_all(plans: Sequence[Planned], call: Call) -> tuple[Array, Array | None]:
+def _run_all(plans: Sequence[Planned], call: Call) -> PartialAttention:
     if call.regions:
         pairs = zip(plans, call.regions, strict=True)
         result = merge_parts([PartialAttention(*plan.run(part)) for plan, part in pairs], call)
@@ -146,7 +141,7 @@ def _run_all(plans: Sequence[Planned], call: Call) -> tuple[Array, Array | None]
         result = PartialAttention(*plans[0].run(call))
     if call.sink is not None and not plans[0].takes_sink:
         result = add_sink(result, call)
-    return result.out, public_lse(result.lse, call) if call.wants_lse else None
+    return result
 
 
 class Explanation(dict[str, Any]):

@@ -12,50 +12,74 @@ from typing import NamedTuple
 
 from posenc.apply.shapes import common_size
 from posenc.attn.call import Call
-from posenc.contract.operations import device
+from posenc.contract.operations import detached, device
 from posenc.contract.protocol import Array
 
 _FAR_BELOW = 80.0  # exp(80) is finite in float32, and its inverse below any rounding
 
 
-class PartialAttention(NamedTuple):
-    """Attention to some of the keys, ``(B, H, Q, Dv)``, and its log-sum-exp ``(B, H, Q)`` or None.
+class LogSumExp(NamedTuple):
+    """A log-sum-exp ``highest + log_total``, each ``(B, H, Q)``.
 
-    For a query without a visible key among them, ``out`` is 0. Its ``lse`` is at most half of the
-    lowest finite number, so the merge gives this part no weight.
+    They stay apart: where scores are large, their sum has no digits left for ``log_total``, which
+    tells one key from two. ``highest`` may be the highest score, held constant, so that
+    ``log_total`` has the whole gradient. Or it is a log-sum-exp that a kernel rounded, beside 0.
+    """
+
+    highest: Array
+    log_total: Array
+
+    def minus(self, other: Array) -> Array:
+        """``self - other``, without rounding where the two are near each other."""
+        return (self.highest - other) + self.log_total
+
+    def rounded(self) -> Array:
+        """The sum, ``(B, H, Q)``."""
+        return self.highest + self.log_total
+
+
+class PartialAttention(NamedTuple):
+    """Attention to some of the keys, ``(B, H, Q, Dv)``, and its log-sum-exp or None.
+
+    For a query without a visible key among them, ``out`` is 0. Its ``highest`` is at most half of
+    the lowest finite number, so the merge gives this part no weight.
     """
 
     out: Array
-    lse: Array | None
+    lse: LogSumExp | None
 
 
 def merge_parts(parts: Sequence[PartialAttention], call: Call) -> PartialAttention:
     """Attention to all keys, from attention to each part of them; each key is in one part only."""
     xp = call.xp
-    logs: list[Array] = [part.lse for part in parts]
-    highest = logs[0]
+    logs = [part.lse for part in parts if part.lse is not None]
+    assert len(logs) == len(parts)
+    highest = detached(logs[0].highest, xp)
     for log in logs[1:]:
-        highest = xp.maximum(highest, log)
-    shares = [xp.exp(log - highest) for log in logs]
+        highest = xp.maximum(highest, detached(log.highest, xp))
+    shares = [xp.exp(log.minus(highest)) for log in logs]
     total = sum(shares[1:], shares[0])
     terms = [
         xp.astype(part.out, call.dtype) * (share / total)[..., None]
         for part, share in zip(parts, shares, strict=True)
     ]
-    return PartialAttention(sum(terms[1:], terms[0]), highest + xp.log(total))
+    return PartialAttention(sum(terms[1:], terms[0]), LogSumExp(highest, xp.log(total)))
 
 
 def add_sink(part: PartialAttention, call: Call) -> PartialAttention:
     """Attention with the call's sink in the denominator: ``out * sigmoid(lse - sink)``."""
-    xp, sink = call.xp, call.sink
-    assert part.lse is not None
+    xp, lse, sink = call.xp, part.lse, call.sink
+    assert lse is not None
+    assert sink is not None
+    ahead = lse.minus(sink)
     # Bounded, because the gradient of exp must be finite. At the bound, the share of the keys is
     # below any rounding.
-    ahead = xp.maximum(part.lse - sink, xp.zeros_like(part.lse) - _FAR_BELOW)
+    ahead = xp.maximum(ahead, xp.zeros_like(ahead) - _FAR_BELOW)
     share = 1 / (1 + xp.exp(-ahead))
     out = xp.astype(part.out, call.dtype) * share[..., None]
-    # Finite even where lse is the lowest finite number.
-    return PartialAttention(out, xp.logaddexp(part.lse, sink))
+    highest = xp.maximum(detached(lse.highest, xp), detached(sink, xp))
+    log_total = xp.log(xp.exp(lse.minus(highest)) + xp.exp(sink - highest))
+    return PartialAttention(out, LogSumExp(highest, log_total))
 
 
 def append_sink_key(
@@ -81,10 +105,10 @@ def append_sink_key(
     return k, v, bias, visible
 
 
-def public_lse(lse: Array | None, call: Call) -> Array:
+def public_lse(lse: LogSumExp | None, call: Call) -> Array:
     """The log-sum-exp that a caller gets: ``-inf`` for a query without a visible key."""
     xp = call.xp
     assert lse is not None
-    lse = xp.astype(lse, call.dtype, copy=False)
-    fully_masked = lse <= float(xp.finfo(call.dtype).min) / 2
-    return xp.where(fully_masked, -math.inf, lse)
+    both = xp.astype(lse.rounded(), call.dtype, copy=False)
+    fully_masked = both <= float(xp.finfo(call.dtype).min) / 2
+    return xp.where(fully_masked, -math.inf, both)

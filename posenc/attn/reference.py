@@ -17,6 +17,7 @@ from posenc.attn.fully_masked import may_be_fully_masked, zero_fully_masked
 from posenc.attn.implementations import Implementation, Planned, choose
 from posenc.attn.keywords import advise_unknown
 from posenc.attn.masks import Mask, MaskFunction
+from posenc.attn.merge import LogSumExp, public_lse
 from posenc.attn.prepare import prepare
 from posenc.contract.operations import detached, exp_of_scores, own_dtypes, shared_namespace
 from posenc.contract.params import as_mapping, working_dtype
@@ -119,18 +120,18 @@ def attention(
         call = prepare(q_wide, k_wide, v_wide, scheme, params, causal, given, xp=xp)
         _, planned = choose(_IMPLEMENTATIONS, call, implementation)
         out, lse = planned.run(call)
-    out = xp.astype(out, q.dtype)
-    return (out, lse) if return_lse else out
+        out = xp.astype(out, q.dtype)
+        return (out, public_lse(lse, call)) if return_lse else out
 
 
-def dense(call: Call) -> tuple[Array, Array]:
+def dense(call: Call) -> tuple[Array, LogSumExp]:
     """Attention by its definition, in the working dtype, with all scores in memory.
 
-    Returns ``(B, H, Q, Dv)`` and the log-sum-exp ``(B, H, Q)``. A fully masked row has 0 and the
-    lowest finite number. The sink of the call is not included.
+    Returns ``(B, H, Q, Dv)`` and its log-sum-exp. A fully masked row has 0 and the lowest finite
+    number. The sink of the call is not included.
     """
     xp = call.xp
-    batch, heads, q_len, dim = call.q.shape
+    batch, heads, q_len, _ = call.q.shape
     kv_heads = call.k.shape[1]
     q, k, v = call.q, call.k, call.v
     bias, visible = call.bias_and_visible()
@@ -138,8 +139,9 @@ def dense(call: Call) -> tuple[Array, Array]:
         q, k, v = zero_fully_masked(q, k, v, visible, xp=xp)
     # Queries are scaled, not scores. Compilers would fuse "score * scale - highest" into one
     # operation. The highest score minus itself is then the rounding of the product instead of 0.
-    grouped = xp.reshape(q * call.scale, (batch, kv_heads, -1, q_len, dim))
-    scores = xp.matmul(grouped, xp.matrix_transpose(k)[:, :, None, :, :])
+    left, right = (two_channels(a, xp) for a in (q * call.scale, k))
+    grouped = xp.reshape(left, (batch, kv_heads, -1, q_len, left.shape[3]))
+    scores = xp.matmul(grouped, xp.matrix_transpose(right)[:, :, None, :, :])
     scores = xp.reshape(scores, (batch, heads, q_len, -1))
     if has_channel_decay(call.scheme):
         every = xp.repeat(k, heads // kv_heads, axis=1)
@@ -170,7 +172,15 @@ def dense(call: Call) -> tuple[Array, Array]:
     weights = weights / total
     weights = xp.reshape(weights, (batch, kv_heads, -1, q_len, weights.shape[-1]))
     out = xp.reshape(xp.matmul(weights, v[:, :, None, :, :]), (batch, heads, q_len, -1))
-    return out, (highest + xp.log(total))[..., 0]
+    return out, LogSumExp(highest[..., 0], xp.log(total)[..., 0])
+
+
+def two_channels(array: Array, xp: Namespace) -> Array:
+    """``(B, H, L, D)`` with a second channel of zeros if ``D`` is 1; it changes no product.
+
+    Of single channels compilers make one operation of a product and of what is subtracted from it.
+    """
+    return xp.concat([array, xp.zeros_like(array)], axis=-1) if array.shape[3] == 1 else array
 
 
 _IMPLEMENTATIONS = (

@@ -163,6 +163,19 @@ def test_large_scores_do_not_overflow(route, grouped, dtype):
     assert_near(found, values, ATTENTION_TOL["bfloat16"])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["torch", pytest.param("jax", marks=long)])
+def test_auto_takes_the_reference_in_the_working_dtype(name, dtype):
+    """A call that nothing else serves or that ``"auto"`` prefers there: scores are not rounded."""
+    tensors = tensors_of(SUBJECTS["nope"], Case(q_len=6, k_len=6))
+    tensors["bias"] = normal((1, HEADS, 6, 6), 5)
+    found, expected = (
+        named(name, implementation).attend(SUBJECTS["nope"], tensors, {}, dtype=dtype, softcap=20.0)
+        for implementation in ("auto", "reference")
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("route", FUSED)
 def test_a_bias_that_hides_every_key(route):
     scheme, case = SUBJECTS["fence"], Case(q_len=4, k_len=6)

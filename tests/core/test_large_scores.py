@@ -8,7 +8,8 @@ from frameworks import PARTIAL
 from sample import few_of_jax
 
 import posenc
-from posenc.schemes import Sink
+from posenc.contract.protocol import Hook
+from posenc.schemes import ReRoPE, Sink
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import frameworks
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
@@ -27,15 +28,15 @@ DIM = 12  # a scale that is no power of two: then every product is rounded
 PARTIAL_BLOCK, WHOLE_BLOCKS = 20, 32  # XLA fuses less into tiles that are masked
 
 
-def decided(highest, dtype, length):
+def decided(highest, dtype, length, dim=DIM):
     """Queries whose highest scores are two equal ones, far above the others, and the result."""
     rng = np.random.default_rng(0)
     ranks = rng.permutation(length) // 2 + 1.0  # 1, 1, 2, 2 ...
-    sizes = highest * DIM**0.5 * rng.uniform(0.5, 1, length) * rng.choice([-1, 1], length)
+    sizes = highest * dim**0.5 * rng.uniform(0.5, 1, length) * rng.choice([-1, 1], length)
     sizes = sizes / ranks.max()
     # One channel alone, for sums in whatever order would part what is equal.
-    q, k = np.eye(1, DIM) * sizes[:, None], np.eye(1, DIM) * ranks[:, None]
-    v = rng.standard_normal((length, DIM))
+    q, k = np.eye(1, dim) * sizes[:, None], np.eye(1, dim) * ranks[:, None]
+    v = rng.standard_normal((length, dim))
     best = np.where(sizes[:, None] > 0, ranks == ranks.max(), ranks == ranks.min())
     # Two heads: XLA takes one product alone for a part of what follows, and rounds it.
     tensors = {n: np.array([[a, a]], dtype) for n, a in {"q": q, "k": k, "v": v}.items()}
@@ -73,6 +74,19 @@ def test_the_highest_score_less_itself_is_nothing(framework, implementation, hig
         assert_near(found[name] / size, gradient / size, ATTENTION_TOL["float32"], name)
 
 
+@pytest.mark.parametrize(("dtype", "dim"), [("bfloat16", DIM), ("float32", 1)])
+@pytest.mark.parametrize(("framework", "implementation"), few_of_jax(ROUTES))
+def test_nor_in_half_precision_or_of_one_channel(framework, implementation, dtype, dim):
+    """A scale after the products, or a product that is no sum, is one operation with the rest."""
+    if dtype not in framework.dtypes:
+        pytest.skip(f"it has no {dtype}")
+    # The highest rank is 12, no power of two: of one channel too the product is rounded.
+    tensors, weights = decided(1e10, "float32", 24, dim)
+    case, compiler = AttentionCase(posenc.NoPE(), tensors), COMPILER.get(framework.name)
+    found = case.attend(framework, implementation, dtype=dtype, compiler=compiler)
+    assert_near(found, weights @ tensors["v"], ATTENTION_TOL[dtype])
+
+
 BESIDE = {
     "softcap": lambda highest: (posenc.NoPE(), {"softcap": 4 * highest}),
     "sink": lambda _: (Sink(posenc.NoPE(), learned=False, value=-3e38), {}),
@@ -94,6 +108,52 @@ def test_nor_beside_a_cap_or_a_sink(framework, implementation, beside, highest, 
     except NotImplementedError as reason:
         pytest.skip(f"refused: {reason}")
     assert_near(found, weights @ tensors["v"], ATTENTION_TOL["float32"])
+
+
+PARTS = {  # rotated by angles that round to 0, so that scores stay equal
+    "regions": lambda score: ReRoPE(head_dim=DIM, window=4, base=1e30),
+    "sink": lambda score: Sink(posenc.NoPE(), learned=False, value=score),
+    "regions and sink": lambda score: Sink(
+        ReRoPE(head_dim=DIM, window=4, base=1e30), learned=False, value=score
+    ),
+}
+
+
+@pytest.mark.parametrize("score", [2.0**14, 2.0**100])
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize(("framework", "implementation"), few_of_jax(ROUTES))
+def test_parts_count_their_keys(framework, implementation, parts, score):
+    """All scores are equal: a log-sum-exp in one number has lost how many keys a part has."""
+    length, channel = 16, np.eye(1, DIM, DIM - 1)
+    scheme = PARTS[parts](score)
+    rng = np.random.default_rng(0)
+    v, d_out = (rng.standard_normal((1, 1, length, DIM)) for _ in range(2))
+    ones = np.ones((1, 1, length, 1))
+    tensors = {"q": ones * channel * score, "k": ones * channel, "v": v}
+    case = AttentionCase(scheme, tensors, options={"scale": 1.0})
+    share = 1 / (length + (Hook.SINK in scheme.hooks()))  # of each key
+    out = np.broadcast_to(share * np.sum(v, axis=2, keepdims=True), v.shape)
+    try:
+        # Parts that need a log-sum-exp are matrix products in torch's "chunked".
+        if not framework.differentiable or (framework.name, implementation) == ("torch", "sdpa"):
+            found, gradients = case.attend(framework, implementation), {}
+        else:
+            found, gradients = case.gradients(
+                framework, implementation, d_out, compiler=COMPILER.get(framework.name)
+            )
+    except NotImplementedError as reason:
+        pytest.skip(f"refused: {reason}")
+    assert_near(found, out, ATTENTION_TOL["float32"])
+    products = d_out @ np.swapaxes(v, -1, -2)
+    d_scores = share * (products - np.sum(d_out * out, axis=-1, keepdims=True))
+    wanted = {
+        "q": np.sum(d_scores, axis=-1)[..., None] * channel,
+        "k": np.sum(d_scores, axis=-2)[..., None] * channel * score,
+        "v": share * np.sum(d_out, axis=2, keepdims=True) * np.ones_like(v),
+    }
+    for name, gradient in gradients.items():
+        size = 10 * (score if name == "k" else 1)  # of the terms that cancel
+        assert_near(gradient / size, wanted[name] / size, ATTENTION_TOL["float32"], name)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

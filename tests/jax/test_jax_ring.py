@@ -60,6 +60,34 @@ def test_equals_one_device(part):
     assert not wrong, wrong
 
 
+def test_shards_count_their_keys():
+    """All scores are equal: a log-sum-exp in one number has lost how many keys a shard has."""
+    shards, score = 4, 2.0**20
+    q = jax.numpy.full((shards, 1, 4, 2, 1), score)
+    v, d_out = jax.random.normal(jax.random.key(0), (2, shards, 1, 4, 2, 8))
+
+    def ring(q, k, v):
+        return posenc_jax.ring_attention(
+            q, k, v, posenc.NoPE(), causal=True, scale=1.0, axis_name="shards"
+        )
+
+    def both(q, k, v, d_out):
+        out, transpose = jax.vjp(ring, q, k, v)
+        return out, *transpose(d_out)
+
+    # The axis of a vmap will do: each of its rows is a shard.
+    spread = jax.jit(jax.vmap(both, axis_name="shards"))
+    out, d_q, _, d_v = spread(q, jax.numpy.ones_like(q), v, d_out)
+    rows = [np.asarray(a, np.float64).reshape(shards * 4, 2, -1) for a in (out, d_q, v, d_out, d_v)]
+    out, d_q, v, d_out, d_v = rows
+    count = np.arange(1, len(v) + 1)[:, None, None]
+    tolerance = TOLERANCE["float32"]
+    np.testing.assert_allclose(out, np.cumsum(v, axis=0) / count, atol=tolerance)
+    np.testing.assert_allclose(d_q, 0, atol=tolerance)  # all keys are alike
+    wanted = np.cumsum((d_out / count)[::-1], axis=0)[::-1]
+    np.testing.assert_allclose(d_v, wanted, atol=tolerance * np.abs(wanted).max())
+
+
 def attend(scheme, length=4, k_length=4, axis="context", **options):
     """On a mesh of one device."""
     q, k = (jax.numpy.ones((1, n, 4, 8)) for n in (length, k_length))

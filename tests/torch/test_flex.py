@@ -282,9 +282,10 @@ def test_a_fully_masked_row_has_the_lowest_log_sum_exp():
     with torch.no_grad(), programs.uncompiled(), eagerly():
         out, lse = flex.flex(call)
     assert lse is not None
-    assert (lse[..., 5] == torch.finfo(torch.float32).min).all()
+    rounded = lse.rounded()
+    assert (rounded[..., 5] == torch.finfo(torch.float32).min).all()
     assert not out[..., 5, :].any()
-    assert (lse[..., :5] > -100).all()
+    assert (rounded[..., :5] > -100).all()
 
 
 def test_a_log_sum_exp_is_requested_where_it_is_needed():

@@ -21,6 +21,7 @@ from jax import Array, lax
 
 from posenc.backend import (
     Call,
+    LogSumExp,
     Planned,
     Refusal,
     Tokens,
@@ -66,8 +67,8 @@ _NAME = "implementation 'chunked'"
 _OF_QUERIES, _OF_KEYS = Queries._make((4, 3)), Keys._make((4, 3, 3, 3))
 
 
-def chunked(call: Call) -> tuple[Array, Array]:
-    """Attention ``(B, H, Q, Dv)`` and its log-sum-exp ``(B, H, Q)``, with gradients of both.
+def chunked(call: Call) -> tuple[Array, LogSumExp]:
+    """Attention ``(B, H, Q, Dv)`` and its log-sum-exp, with gradients of both.
 
     Both are in the working dtype ``call.dtype``; the call's namespace must be ``jax.numpy``. A
     fully masked row is 0, and its log-sum-exp is the lowest finite number.
@@ -130,7 +131,7 @@ def _attend_compiled(
     learned: Arrays,
     fixed: Arrays,
     table: Array | None,
-) -> tuple[Array, Array]:
+) -> tuple[Array, LogSumExp]:
     """Attention and its log-sum-exp, from whole arrays."""
     if tiling.skips:
         ranges = needed_ranges(tiling, q, k, v, query, key, {**learned, **fixed})
@@ -161,9 +162,13 @@ def _attend_compiled(
     operands = make_varying((queries._replace(q=grouped), keys, learned, fixed, ranges))
     operands = forbid_forward_mode(operands, _NAME)
     results = _attend(tiling, *operands)
-    together = (join_heads(a.reshape(*a.shape[:3], -1, *a.shape[5:])) for a in results)
-    out, lse = (join_blocks(a, axis=2, length=q.shape[2]) for a in together)
-    return out, lse
+
+    def together(a: Array) -> Array:
+        heads = join_heads(a.reshape(*a.shape[:3], -1, *a.shape[5:]))
+        return join_blocks(heads, axis=2, length=q.shape[2])
+
+    whole: tuple[Array, LogSumExp] = jax.tree.map(together, results)
+    return whole
 
 
 def _split_side(side: Tokens, size: int, padding: int) -> Tokens:
@@ -188,7 +193,7 @@ def _attend(
     learned: Arrays,
     fixed: Arrays,
     ranges: Ranges,
-) -> tuple[Array, Array]:
+) -> tuple[Array, LogSumExp]:
     """Attention ``(heads, n, B, Hk, G, bq, Dv)`` and its log-sum-exp, in the working dtype.
 
     ``heads`` are separate heads, or 1; all arrays have that axis, of as many or fewer.
@@ -203,12 +208,12 @@ def _forward(
     learned: Arrays,
     fixed: Arrays,
     ranges: Ranges,
-) -> tuple[tuple[Array, Array], Any]:
+) -> tuple[tuple[Array, LogSumExp], Any]:
     """Attention and log-sum-exp, and the residuals of their gradients."""
     heads, width = tiling.heads, tiling.k_width
     jobs = make_jobs(ranges.keys, tiling.lanes(queries.q.shape[2]))
 
-    def attend_group(group: Group) -> tuple[Array, Array, Array]:
+    def attend_group(group: Group) -> tuple[Array, LogSumExp]:
         query = get_blocks(queries, _OF_QUERIES, group.head, group.block, 1, heads=heads)
         arrays = get_arrays((learned, fixed), group.head, heads=heads)
 
@@ -227,18 +232,24 @@ def _forward(
         return softmax.result()
 
     results = jobs.join(map_blocks(attend_group, jobs.groups))
-    out, lse, correction = forbid_reverse_over_reverse(results, _NAME)
-    return (out, lse), (queries, keys, learned, fixed, ranges, out, lse, correction)
+    out, lse = forbid_reverse_over_reverse(results, _NAME)
+    return (out, lse), (queries, keys, learned, fixed, ranges, out, lse)
 
 
-def _backward(tiling: Tiling, residuals: Any, d_results: tuple[Array, Array]) -> tuple[Any, ...]:
+def _backward(
+    tiling: Tiling, residuals: Any, d_results: tuple[Array, LogSumExp]
+) -> tuple[Any, ...]:
     """Gradients of queries, keys and learned arrays; each score is computed once."""
-    queries, keys, learned, fixed, ranges, out, lse, correction = residuals
+    queries, keys, learned, fixed, ranges, out, lse = residuals
     d_out, d_lse = d_results
-    # The derivative of the log-sum-exp with respect to a score is the weight of its key, so it is
-    # enough to subtract d_lse from delta.
-    delta = _sum_of_products(out, d_out) - d_lse
-    rows = _pad_blocks((d_out * correction[..., None], lse, delta * correction), tiling)
+    # The derivative of log_total with respect to a score is the weight of its key, so it is enough
+    # to subtract d_lse.log_total from delta.
+    delta = _sum_of_products(out, d_out) - d_lse.log_total
+    # Weights are exp(score - rounded) times the correction. It is about 1, except where scores are
+    # so large that the sum has no digits left for log_total.
+    rounded = lse.rounded()
+    correction = jnp.exp(-lse.minus(rounded))
+    rows = _pad_blocks((d_out * correction[..., None], rounded, delta * correction), tiling)
     heads, width = tiling.heads, tiling.q_width
     jobs = make_jobs(ranges.queries, tiling.lanes(queries.q.shape[2]))
 

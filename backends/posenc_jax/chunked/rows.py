@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from posenc.backend import Call, Tokens, dense, of_queries, queries_of
+from posenc.backend import Call, LogSumExp, Tokens, dense, of_queries, queries_of
 from posenc_jax.chunked.blocks import join_blocks, most_queries, split_blocks
 from posenc_jax.chunked.loops import map_blocks
 from posenc_jax.trees import make_varying
@@ -22,8 +22,8 @@ _SCORES, _ON_A_DEVICE = 2**19, 2**24  # at a time; on a CPU they stay in a cache
 _RANGES, _BLOCKS = 4, 4  # of queries, at most; and how many blocks each has at least
 
 
-def by_rows(call: Call) -> tuple[Array, Array]:
-    """``(B, H, Q, Dv)`` and the log-sum-exp ``(B, H, Q)``, in the working dtype."""
+def by_rows(call: Call) -> tuple[Array, LogSumExp]:
+    """``(B, H, Q, Dv)`` and its log-sum-exp, in the working dtype."""
     # Here, so that the gradients of keys are summed over blocks in it.
     q, k, v = (array.astype(call.dtype) for array in (call.q, call.k, call.v))
     call = replace(call, q=q, k=k, v=v)
@@ -33,8 +33,8 @@ def by_rows(call: Call) -> tuple[Array, Array]:
         return _definition(call)
     ranges = [of_queries(call, queries) for queries in _ranges(call, size)]
     found = [_by_blocks(part, queries_of(part, scores, most=most_queries())) for part in ranges]
-    out, lse = (jnp.concat(parts, axis=2) for parts in zip(*found, strict=True))
-    return out, lse
+    joined: tuple[Array, LogSumExp] = jax.tree.map(lambda *parts: jnp.concat(parts, axis=2), *found)
+    return joined
 
 
 def _ranges(call: Call, size: int) -> list[slice]:
@@ -50,7 +50,7 @@ def _ranges(call: Call, size: int) -> list[slice]:
     return [slice(start, min(start + width, q_len)) for start in range(0, q_len, width)]
 
 
-def _by_blocks(call: Call, size: int) -> tuple[Array, Array]:
+def _by_blocks(call: Call, size: int) -> tuple[Array, LogSumExp]:
     if size == call.q.shape[2]:
         return _definition(call)
     # What decides the program, and may be compared: so that it is compiled once.
@@ -108,13 +108,13 @@ def _some_at_a_time(static: Call, size: int, of_queries: Any, of_keys: Any, arra
         last = lax.slice_in_dim(every, full + size - (length - full), full + size, axis=2)
         return jnp.concat([first, last], axis=2)
 
-    return tuple(map(join, results))
+    return jax.tree.map(join, results)
 
 
 _compiled = partial(jax.jit, static_argnums=(0, 1))(_some_at_a_time)
 
 
-def _attend(whole: Call, block: Any) -> tuple[Array, Array]:
+def _attend(whole: Call, block: Any) -> tuple[Array, LogSumExp]:
     """Attention of a block of queries."""
     q, (pos, seg, places), features, sees, bias = block
     mask = whole.mask if sees is None else replace(whole.mask, array=sees)
@@ -122,6 +122,6 @@ def _attend(whole: Call, block: Any) -> tuple[Array, Array]:
     return _definition(replace(whole, q=q, query=query, mask=mask, extra_bias=bias))
 
 
-def _definition(call: Call) -> tuple[Array, Array]:
+def _definition(call: Call) -> tuple[Array, LogSumExp]:
     with jax.default_matmul_precision("highest"):
         return dense(call)

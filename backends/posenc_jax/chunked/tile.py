@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from posenc.backend import (
+    LogSumExp,
     Tokens,
     bias_tile,
     visible_tokens,
@@ -61,16 +62,10 @@ class Softmax(NamedTuple):
             self.values * shrink[..., None] + added,
         )
 
-    def result(self) -> tuple[Array, Array, Array]:
-        """The weighted mean of values, the log-sum-exp, and a correction of weights.
-
-        ``exp(score - lse)`` times the correction is the weight of a key. The correction is about 1,
-        except where scores are so large that the log-sum-exp has no digits left for the sum. A
-        fully masked row has mean 0, and the other two are finite.
-        """
+    def result(self) -> tuple[Array, LogSumExp]:
+        """The weighted mean of values and the log-sum-exp; 0 and finite for a fully masked row."""
         total = jnp.where(self.total == 0, 1, self.total)
-        lse = self.highest + jnp.log(total)
-        return self.values / total[..., None], lse, jnp.exp(lse - self.highest) / total
+        return self.values / total[..., None], LogSumExp(self.highest, jnp.log(total))
 
 
 def absorb_tile(
@@ -159,8 +154,8 @@ def tile_gradients(
     ``turned`` are ``turn(key)``. The gradients of k and v are ``(B, Hk, D, bk)``: a CPU takes two
     to three times as long for a product with the transpose of a tile.
 
-    ``rows``, per query: ``d_out``, the log-sum-exp, and ``delta = sum(out * d_out) - d_lse``. The
-    correction of ``Softmax.result`` is already a factor of ``d_out`` and of ``delta``.
+    ``rows``, per query: ``d_out``, the log-sum-exp, and ``delta = sum(out * d_out) - d_lse``.
+    ``d_out`` and ``delta`` are already multiplied by what rounding took from the log-sum-exp.
     """
     d_out, lse, delta = rows
     product = partial(_product, dtype=tiling.dtype)

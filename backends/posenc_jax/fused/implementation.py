@@ -15,6 +15,7 @@ from jax import Array
 from posenc.backend import (
     Call,
     FeatureSpec,
+    LogSumExp,
     Mask,
     Namespace,
     Planned,
@@ -118,8 +119,8 @@ def plan(call: Call) -> Planned | Refusal:
 
 def _run(
     served: Served, device: Device, kernels: Kernels, call: Call
-) -> tuple[Array, Array | None]:
-    """Output ``(B, H, Q, Dv)`` in q's dtype, and the log-sum-exp ``(B, H, Q)`` of the scores.
+) -> tuple[Array, LogSumExp | None]:
+    """Output ``(B, H, Q, Dv)`` in q's dtype, and the log-sum-exp of the scores.
 
     The log-sum-exp of a fully masked row is the lowest finite float32. With a key bias instead of
     the bias it is None.
@@ -132,7 +133,8 @@ def _run(
     out, lse = out[:, :, : plan.q_len], lse[:, :, : plan.q_len]
     if served.key_bias is not None:
         return out, None
-    return out, jnp.where(lse <= MIN_SCORE, float(np.finfo(np.float32).min), lse)
+    lse = jnp.where(lse <= MIN_SCORE, float(np.finfo(np.float32).min), lse)
+    return out, LogSumExp(lse, jnp.zeros_like(lse))
 
 
 def not_preferred(call: Call) -> str | None:

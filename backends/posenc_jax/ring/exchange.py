@@ -18,25 +18,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from posenc.backend import Call, Implementation, Range, Refusal, Tokens, visible_between
+from posenc.backend import (
+    Call,
+    Implementation,
+    LogSumExp,
+    Range,
+    Refusal,
+    Tokens,
+    visible_between,
+)
 from posenc_jax.tokens import Keys, Queries
 from posenc_jax.trees import Arrays, gradients_as, is_float, make_varying, zero_gradients
 
 T = TypeVar("T")
 
 
-class ShardAttention(NamedTuple):
-    """Attention to keys of one shard, ``(B, H, Q, Dv)``, and its log-sum-exp ``(B, H, Q)``."""
-
-    out: Array
-    lse: Array
-
-
 class RunningAttention(NamedTuple):
     """Attention to shards so far: the mean of their results, weighted by ``exp(lse - highest)``.
 
-    ``highest`` is the highest log-sum-exp of a shard, and ``total`` is the sum of the weights. They
-    stay separate: where scores are large, ``highest + log(total)`` has no digits for ``total``.
+    ``highest`` is the highest one of a shard's, and ``total`` is the sum of the weights: the
+    log-sum-exp is ``highest + log(total)``.
     """
 
     out: Array
@@ -53,22 +54,22 @@ class RunningAttention(NamedTuple):
         """Attention from some of the queries."""
         return RunningAttention(*(a[:, :, rows] for a in self))
 
-    def merge(self, part: ShardAttention) -> RunningAttention:
-        """Attention to the keys so far and to those of ``part``."""
-        highest = jnp.maximum(self.highest, part.lse)
+    def merge(self, out: Array, lse: LogSumExp) -> RunningAttention:
+        """Attention to the keys so far and to those of a part, which has this result."""
+        highest = jnp.maximum(self.highest, lse.highest)
         own = self.total * jnp.exp(self.highest - highest)
-        added = jnp.exp(part.lse - highest)
+        added = jnp.exp(lse.minus(highest))
         total = own + added
         own, added = ((share / total)[..., None] for share in (own, added))
-        return RunningAttention(self.out * own + part.out * added, highest, total)
+        return RunningAttention(self.out * own + out * added, highest, total)
 
-    def lse(self) -> Array:
-        """The log-sum-exp over all parts, ``(B, H, Q)``; low but finite without any part."""
-        return self.highest + jnp.log(jnp.where(self.total > 0, self.total, 1))
+    def lse(self) -> LogSumExp:
+        """The log-sum-exp over all parts; low but finite without any part."""
+        return LogSumExp(self.highest, jnp.log(jnp.where(self.total > 0, self.total, 1)))
 
-    def share_of(self, part: ShardAttention) -> Array:
-        """The part's share of the weight of all keys, ``(B, H, Q)``."""
-        return jnp.exp(part.lse - self.highest) / self.total
+    def share_of(self, lse: LogSumExp) -> Array:
+        """The share that a part has of the weight of all keys, ``(B, H, Q)``."""
+        return jnp.exp(lse.minus(self.highest)) / self.total
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +105,7 @@ class Ring:
         received: T = jax.tree.map(send, arrays)
         return received
 
-    def attend(self, queries: Queries, keys: Keys, arrays: Arrays) -> ShardAttention:
+    def attend(self, queries: Queries, keys: Keys, arrays: Arrays) -> tuple[Array, LogSumExp]:
         """Attention to the keys of one shard, or to some of them."""
         call = replace(
             self.call,
@@ -114,7 +115,8 @@ class Ring:
         if isinstance(planned, Refusal):
             raise NotImplementedError(planned.why)
         results: Any = planned.run(call)
-        return ShardAttention(*(a.astype(call.dtype) for a in results))
+        cast: tuple[Array, LogSumExp] = jax.tree.map(lambda a: a.astype(call.dtype), results)
+        return cast
 
     def block_pairs(self, query: Tokens, key: Tokens) -> list[tuple[slice, slice, Array | bool]]:
         """Pairs of halves, of queries and of keys, and whether any query may see any key."""
@@ -136,7 +138,9 @@ class Ring:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attend_ring(ring: Ring, queries: Queries, keys: Keys, arrays: Arrays) -> tuple[Array, Array]:
+def attend_ring(
+    ring: Ring, queries: Queries, keys: Keys, arrays: Arrays
+) -> tuple[Array, LogSumExp]:
     """Attention ``(B, H, Q, Dv)`` of this shard's queries to all keys, and its log-sum-exp.
 
     Both are in the working dtype ``ring.call.dtype``.
@@ -146,7 +150,7 @@ def attend_ring(ring: Ring, queries: Queries, keys: Keys, arrays: Arrays) -> tup
 
 def _forward(
     ring: Ring, queries: Queries, keys: Keys, arrays: Arrays
-) -> tuple[tuple[Array, Array], Any]:
+) -> tuple[tuple[Array, LogSumExp], Any]:
     """Attention, and the residuals of its gradients, which hold no array of another shard."""
 
     def absorb(running: RunningAttention, visiting: Keys) -> RunningAttention:
@@ -156,7 +160,7 @@ def _forward(
             def merge(
                 before: RunningAttention, q: Queries = some_queries, k: Keys = some_keys
             ) -> RunningAttention:
-                return before.merge(ring.attend(q, k, arrays))
+                return before.merge(*ring.attend(q, k, arrays))
 
             after = _cond(any_visible, merge, lambda before: before, running.select(rows))
             running = RunningAttention(
@@ -176,19 +180,21 @@ def _forward(
     return (running.out, running.lse()), (queries, keys, arrays, running)
 
 
-def _backward(ring: Ring, residuals: Any, d_results: tuple[Array, Array]) -> tuple[Any, ...]:
+def _backward(ring: Ring, residuals: Any, d_results: tuple[Array, LogSumExp]) -> tuple[Any, ...]:
     """Send keys round again. Their gradients follow one hop behind, and arrive at home."""
     queries, keys, arrays, running = residuals
     d_out, d_lse = d_results
     # The derivative of the whole log-sum-exp with respect to that of a part is the part's share.
-    delta = jnp.sum(running.out * d_out, axis=-1) - d_lse
+    # Highest scores are constants.
+    delta = jnp.sum(running.out * d_out, axis=-1) - d_lse.log_total
 
     def block_gradients(rows: slice, block: Any) -> Any:
-        part, vjp = jax.vjp(ring.attend, *block)
-        share = running.select(rows).share_of(part)
+        (out, lse), vjp = jax.vjp(ring.attend, *block)
+        share = running.select(rows).share_of(lse)
         d_part = d_out[:, :, rows] * share[..., None]
-        d_part_lse = jnp.sum(part.out * d_part, axis=-1) - share * delta[:, :, rows]
-        d_block = vjp(ShardAttention(d_part, d_part_lse))
+        d_part_lse = jnp.sum(out * d_part, axis=-1) - share * delta[:, :, rows]
+        # Of a kernel's log-sum-exp highest has the gradient, and of others log_total.
+        d_block = vjp((d_part, LogSumExp(d_part_lse, d_part_lse)))
         return _cast_floats(d_block, block, ring.call.dtype)
 
     def add(sums: Any, visiting: Keys) -> Any:

@@ -16,7 +16,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from posenc.backend import Call, Planned, Refusal, adjusts_rows, is_exporting, plan_unless
+from posenc.backend import (
+    Call,
+    LogSumExp,
+    Planned,
+    Refusal,
+    adjusts_rows,
+    is_exporting,
+    plan_unless,
+)
 from posenc_torch.chunked.run import run
 from posenc_torch.sdpa import has_native_mask, is_small
 from posenc_torch.tracing import is_traced, is_transformed
@@ -25,8 +33,8 @@ _LOOPS = "its loop over blocks of queries cannot be traced; 'reference' can"
 _TRACED = "it chooses key blocks from tensor values, which a traced program does not have"
 
 
-def chunked(call: Call) -> tuple[Tensor, Tensor | None]:
-    """``(B, H, Q, Dv)``, and the log-sum-exp ``(B, H, Q)`` where it is needed."""
+def chunked(call: Call) -> tuple[Tensor, LogSumExp | None]:
+    """``(B, H, Q, Dv)``, and its log-sum-exp where it is needed."""
     if torch.compiler.is_compiling() or "torch._dynamo" in sys.modules:
         from posenc_torch.chunked import uncompiled
 

@@ -15,6 +15,7 @@ from posenc.backend import (
     Bounds,
     Call,
     ChannelDecay,
+    LogSumExp,
     Tokens,
     as_column,
     as_row,
@@ -176,13 +177,13 @@ class Job(NamedTuple):
         d_table[:, nearest_far - first] -= sums.sum(1)
         return d_table, None
 
-    def attend(self, part: Part, tensors: Tensors) -> tuple[Tensor, Tensor | None]:
+    def attend(self, part: Part, tensors: Tensors) -> tuple[Tensor, LogSumExp | None]:
         """Attention of one part from its slices, and the log-sum-exp if the call needs it."""
         one = self.masked(part, tensors)
         if self.whole_scores:
             decay = self._decay(part, tensors) if has_channel_decay(self.call.scheme) else None
             out, lse = _attend_with_lse(self.call, *one, decay)
-            return turned(out, tensors), turned(lse, tensors)
+            return turned(out, tensors), LogSumExp(*(turned(rows, tensors) for rows in lse))
         return turned(masked_sdpa(*one, scale=self.call.scale), tensors), None
 
     def masked(self, part: Part, tensors: Tensors) -> Masked:
@@ -282,7 +283,7 @@ def _keys_of(part: Part, side: Tokens) -> Tokens:
 def _attend_with_lse(
     call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None,
     decay: ChannelDecay | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, LogSumExp]:  # fmt: skip
     """Attention of a part and its log-sum-exp from all of its scores, in the working dtype."""
     dtype, group = call.dtype, q.shape[1] // k.shape[1]
     q, k, v = (a.to(dtype) for a in (q, k, v))
@@ -294,14 +295,13 @@ def _attend_with_lse(
         scores = scores + bias
     if mask is not None:
         scores = torch.where(mask, scores, torch.finfo(dtype).min)
-    # Not the log-sum-exp: where scores are large, it has few digits left for the sum.
     row_max = scores.amax(dim=-1, keepdim=True).detach()
     weights = exp(scores - row_max)
     if mask is not None:
         weights = torch.where(mask, weights, 0.0)
     row_sum = weights.sum(dim=-1, keepdim=True)
     divisor = torch.where(row_sum == 0, 1.0, row_sum)  # 0 in a fully masked row
-    return (weights / divisor) @ v, (row_max + divisor.log())[..., 0]
+    return (weights / divisor) @ v, LogSumExp(row_max[..., 0], divisor.log()[..., 0])
 
 
 def table_of(call: Call) -> Tensor | None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.backend import LogSumExp
 from posenc_torch.chunked import fused
 from posenc_torch.chunked.by_key import KeySums, serves
 from posenc_torch.chunked.job import Job, turned
@@ -102,20 +103,25 @@ class Recomputed(torch.autograd.Function):
     """Attention part by part; the backward pass computes each part again, with autograd."""
 
     @staticmethod
-    def forward(ctx: Any, job: Job, *tensors: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(ctx: Any, job: Job, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
         ctx.job = job
         ctx.save_for_backward(*tensors)
         given = dict(zip(job.slots, tensors, strict=True))
         q = given[Q]
         dtype = job.call.dtype if job.whole_scores else q.dtype
         out = q.new_zeros((*q.shape[:3], given[V].shape[3]), dtype=dtype)
-        lse = q.new_full(q.shape[:3], torch.finfo(job.call.dtype).min, dtype=job.call.dtype)
+        if not job.whole_scores:
+            for part in job.parts:
+                out[:, part.heads, part.queries], _ = job.attend(part, job.slices(part, given))
+            return out
+        lowest, rows = torch.finfo(dtype).min, q.shape[:3]
+        lse = LogSumExp(q.new_full(rows, lowest, dtype=dtype), q.new_zeros(rows, dtype=dtype))
         for part in job.parts:
-            part_out, part_lse = job.attend(part, job.slices(part, given))
-            out[:, part.heads, part.queries] = part_out
-            if part_lse is not None:
-                lse[:, part.heads, part.queries] = part_lse
-        return (out, lse) if job.whole_scores else out
+            results = _results(job, part, job.slices(part, given))
+            for whole, own in zip((out, *lse), results, strict=True):
+                whole[:, part.heads, part.queries] = own
+        ctx.mark_non_differentiable(lse.highest)
+        return out, *lse
 
     @staticmethod
     def backward(ctx: Any, *d_results: Tensor) -> tuple[Tensor | None, ...]:
@@ -130,7 +136,7 @@ class Recomputed(torch.autograd.Function):
                 tensors = {n: t.detach() for n, t in job.slices(part, given).items()}
                 leaves = [tensors[slot].requires_grad_() for slot in sums.slots]
                 with torch.enable_grad():
-                    results = [r for r in job.attend(part, tensors) if r is not None]
+                    results = _results(job, part, tensors)
                 pairs = [
                     (result, d_result[:, part.heads, part.queries])
                     for result, d_result in zip(results, d_results, strict=True)
@@ -142,6 +148,12 @@ class Recomputed(torch.autograd.Function):
                 d_leaves = torch.autograd.grad(outputs, leaves, d_outputs, allow_unused=True)
                 sums.add(part, dict(zip(sums.slots, d_leaves, strict=True)))
         return None, *sums.results()
+
+
+def _results(job: Job, part: Part, tensors: Tensors) -> tuple[Tensor, ...]:
+    """The result of a part, and the log-sum-exp if the call needs it."""
+    out, lse = job.attend(part, tensors)
+    return out, *(lse or ())
 
 
 def only_first_derivatives(d_result: Tensor) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from posenc.backend import Call, dense, of_queries, queries_of
+from posenc.backend import Call, LogSumExp, dense, of_queries, queries_of
 from posenc_torch.chunked.decided import Shown, decides, with_decided
 from posenc_torch.chunked.parts import most_queries
 from posenc_torch.chunked.passes import only_first_derivatives
@@ -24,15 +24,15 @@ _SCORES = 2**19  # at a time
 _Tensors: TypeAlias = dict[tuple[str, str], Tensor]
 
 
-def by_rows(call: Call) -> tuple[Tensor, Tensor]:
-    """``(B, H, Q, Dv)`` and the log-sum-exp ``(B, H, Q)``, in the working dtype."""
+def by_rows(call: Call) -> tuple[Tensor, LogSumExp]:
+    """``(B, H, Q, Dv)`` and its log-sum-exp, in the working dtype."""
     tensors = _tensors(call)
     # Only autograd keeps tensors for a backward pass: it knows when to free them.
     bare = replace(_with(call, dict.fromkeys(tensors)), sink=None, shared=None)
     count = queries_of(call, _SCORES, most=most_queries(), own_keys=True)
     shown = Shown.of(call)
-    out, lse = _Rows.apply(bare, tuple(tensors), count, shown, *tensors.values())  # type: ignore[no-untyped-call]  # as torch has it
-    return out, lse
+    out, *lse = _Rows.apply(bare, tuple(tensors), count, shown, *tensors.values())  # type: ignore[no-untyped-call]  # as torch has it
+    return out, LogSumExp(*lse)
 
 
 def _tensors(call: Call) -> _Tensors:
@@ -67,20 +67,22 @@ class _Rows(torch.autograd.Function):
     def forward(
         ctx: Any, bare: Call, slots: tuple[tuple[str, str], ...], count: int, shown: Shown | None,
         *tensors: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         ctx.bare, ctx.slots, ctx.count, ctx.shown = bare, slots, count, shown
         ctx.save_for_backward(*tensors)
         call = _with(bare, dict(zip(slots, tensors, strict=True)))
         # One array for all blocks: theirs would lie between those that the next blocks need.
         rows = call.q.shape[:3]
         out = call.q.new_empty((*rows, call.v.shape[3]), dtype=call.dtype)
-        lse = call.q.new_empty(rows, dtype=call.dtype)
+        highest, log_total = (call.q.new_empty(rows, dtype=call.dtype) for _ in range(2))
         for queries in _blocks(call, count):
             part = of_queries(call, queries)
             if shown is not None:
                 shown.check((queries.start,), part.visible())
-            out[:, :, queries], lse[:, :, queries] = _definition(part)
-        return out, lse
+            for whole, own in zip((out, highest, log_total), _definition(part), strict=True):
+                whole[:, :, queries] = own
+        ctx.mark_non_differentiable(highest)
+        return out, highest, log_total
 
     @staticmethod
     def backward(ctx: Any, *d_results: Tensor) -> tuple[Tensor | None, ...]:
@@ -113,7 +115,7 @@ class _Rows(torch.autograd.Function):
                 pairs = [
                     (result, d_result[:, :, queries])
                     for result, d_result in zip(results, d_results, strict=True)
-                    if result.requires_grad  # the log-sum-exp does not depend on v
+                    if result.requires_grad  # log_total does not depend on v
                 ]
                 if not pairs:
                     continue
@@ -135,6 +137,8 @@ def _blocks(call: Call, count: int) -> Iterator[slice]:
         yield slice(start, min(start + count, q_len))
 
 
-def _definition(part: Call) -> tuple[Tensor, Tensor]:
+def _definition(part: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """``(B, H, Q, Dv)``, and the ``highest`` and ``log_total`` of its log-sum-exp."""
     q, k, v = (tensor.to(part.dtype) for tensor in (part.q, part.k, part.v))
-    return dense(replace(part, q=q, k=k, v=v))
+    out, lse = dense(replace(part, q=q, k=k, v=v))
+    return out, *lse

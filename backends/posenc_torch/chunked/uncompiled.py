@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from posenc.backend import Call
+from posenc.backend import Call, LogSumExp
 from posenc_torch.chunked import run as plain
 from posenc_torch.chunked.parts import WHY_NOT_COMPILED
 
-run: Callable[[Call], tuple[Tensor, Tensor | None]] = torch.compiler.disable(
+run: Callable[[Call], tuple[Tensor, LogSumExp | None]] = torch.compiler.disable(
     plain.run, reason=WHY_NOT_COMPILED
 )  # type: ignore[no-untyped-call]

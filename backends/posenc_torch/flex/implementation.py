@@ -21,6 +21,7 @@ from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 from posenc.backend import (
     Call,
     Hook,
+    LogSumExp,
     Planned,
     Refusal,
     bias_by_distance,
@@ -49,8 +50,14 @@ _MANY_NUMBERS = 16  # FIRE with 8 units reads 26 and compiles in a minute; 32 ta
 _SAFE_CHANNELS = 24  # of queries and keys; with as many, the kernel takes products another way
 
 
-def flex(call: Call) -> tuple[Tensor, Tensor | None]:
-    """``(B, H, Q, Dv)`` by FlexAttention, and its log-sum-exp ``(B, H, Q)`` if needed."""
+def flex(call: Call) -> tuple[Tensor, LogSumExp | None]:
+    """``(B, H, Q, Dv)`` by FlexAttention, and its log-sum-exp if needed."""
+    out, lse = _in_parts(call)
+    return out, None if lse is None else LogSumExp(lse, torch.zeros_like(lse))
+
+
+def _in_parts(call: Call) -> tuple[Tensor, Tensor | None]:
+    """The same, in near and far parts where that pays. The log-sum-exp is ``(B, H, Q)``."""
     if not torch.is_grad_enabled():  # FlexAttention looks at requires_grad of tensors only
         call = _without_gradients(call)
     run = _inside_graph if torch.compiler.is_compiling() else _run
@@ -68,7 +75,7 @@ def flex(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def _run(call: Call, diagonals: Diagonals | None) -> tuple[Tensor, Tensor | None]:
-    """What ``flex`` returns for one call of a kernel."""
+    """The result of one call of a kernel, and its log-sum-exp if needed."""
     keywords = arguments(call, diagonals)
     run = programs.replaced_kernel() or programs.compiled(_kind(call))
     return split_lse(run(**keywords | {"scale": repr(keywords["scale"])}))

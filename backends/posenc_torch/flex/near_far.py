@@ -101,8 +101,8 @@ def merge(outs: Sequence[Tensor], logs: Sequence[Tensor]) -> tuple[Tensor, Tenso
 
     A query without a visible key in a part has there the lowest float as log-sum-exp.
     """
-    total = torch.logsumexp(torch.stack(list(logs)), dim=0)
-    shares = [torch.exp(log - total)[..., None] for log in logs]
+    together = torch.stack(list(logs))
+    shares = torch.softmax(together, dim=0)[..., None]  # of sum 1, even where logs are large
     merged = sum(out * share for out, share in zip(outs, shares, strict=True))
     assert isinstance(merged, Tensor)
-    return merged.to(outs[0].dtype), total
+    return merged.to(outs[0].dtype), torch.logsumexp(together, dim=0)
