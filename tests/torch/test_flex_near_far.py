@@ -92,6 +92,14 @@ def test_near_and_far_parts_are_attention(name, parts):
         assert_near(gradient.numpy(), right.numpy(), tolerance)
 
 
+@pytest.mark.parametrize("size", [1.0, 2.0**14, 2.0**100])
+def test_shares_of_parts_add_up_to_one(size):
+    """Also where a log-sum-exp is so large that it has no digits left for their number."""
+    ones, logs = torch.ones(1, 1, 3, 4), torch.full((1, 1, 3), size)
+    merged, _ = near_far.merge([ones, ones, ones], [logs, logs, logs])
+    torch.testing.assert_close(merged, ones)
+
+
 def test_far_keys_are_read_without_a_table(parts):
     q = torch.zeros(1, HEADS, 6 * BLOCK, DIM)
     call = prepare(q, q, q, T5, {"table": torch.zeros(HEADS, 8)}, causal=True)

@@ -155,7 +155,7 @@ def tile_gradients(
     to three times as long for a product with the transpose of a tile.
 
     ``rows``, per query: ``d_out``, the log-sum-exp, and ``delta = sum(out * d_out) - d_lse``.
-    ``d_out`` and ``delta`` are already multiplied by what rounding took from the log-sum-exp.
+    ``d_out`` and ``delta`` are already multiplied by the correction of weights.
     """
     d_out, lse, delta = rows
     product = partial(_product, dtype=tiling.dtype)

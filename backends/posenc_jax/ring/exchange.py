@@ -36,7 +36,7 @@ T = TypeVar("T")
 class RunningAttention(NamedTuple):
     """Attention to shards so far: the mean of their results, weighted by ``exp(lse - highest)``.
 
-    ``highest`` is the highest one of a shard's, and ``total`` is the sum of the weights: the
+    ``highest`` is the highest that any part has, and ``total`` is the sum of the weights: the
     log-sum-exp is ``highest + log(total)``.
     """
 
