@@ -254,7 +254,8 @@ def _check_acts(candidate: Candidate, scheme: PositionScheme) -> None:
     if hook is not None and hook not in scheme.hooks():
         raise NotCalledError(
             f"{candidate.label} defines no {candidate.kind}, and {candidate.subject} is taken for "
-            "one by its signature: say kind='rotation', 'bias', 'attention' or 'embedding'"
+            "one by its signature: say kind='rotation', 'bias', 'attention' or 'embedding' "
+            "(--kind rotation)"
         )
 
 

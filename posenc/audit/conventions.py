@@ -77,7 +77,7 @@ def kind_of(f: Callable[..., Any]) -> str:
     raise TypeError(
         f"kind cannot be told from the signature ({', '.join(names)}): say kind='rotation' for "
         "f(x, pos), 'bias' for f(num_heads, q_pos, k_pos), 'attention' for f(q, k, v, ...), "
-        "'embedding' for f(pos)"
+        "'embedding' for f(pos) (--kind rotation)"
     )
 
 

@@ -54,7 +54,10 @@ def add_options(parser: Parser) -> None:
 def run(options: dict[str, Any]) -> int:
     """Print what the configuration says, draw it with ``--out``, and return the exit status 0."""
     path = Path(options["config"])
-    path = path / "config.json" if path.is_dir() else path
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise FileNotFoundError(f"{str(path)!r} has no config.json, so it is no model")
+        path = path / "config.json"
     form = picture.form_of(options["out"]) if options["out"] else ""
     config = _load(path)
     reading = hf.read(config, head_dim=options["head_dim"])

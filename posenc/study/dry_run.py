@@ -14,6 +14,7 @@ from posenc.study.progress import Progress, duration, number, width
 from posenc.study.run import Run
 from posenc.study.runner import jobs, plan, plan_tuning
 from posenc.study.study import Study
+from posenc.study.trackers import tracker_kinds
 from posenc.study.trainer import choose_backend
 
 _COLUMNS = (
@@ -28,6 +29,7 @@ def dry_run(study: Study) -> int:
     itself. Returns the exit status, 0.
     """
     check_folder(Path(study.out))
+    tracker_kinds(study.tracker)
     backend, corpus = choose_backend(study.backend), study.corpus()
     tried, untried = plan_tuning(study, corpus, writes=False)
     kept, missing = plan(study, corpus, () if untried else tried, writes=False)

@@ -18,7 +18,7 @@ import numpy as np
 
 from posenc.apply.embed import has_embedding
 from posenc.contract.protocol import PositionScheme
-from posenc.study.source import OWN, find_file
+from posenc.study.source import OWN, find_file, names_at_top
 from posenc.study.tasks.examples import Integers
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def model_name(model: Any) -> str:
     ------
     TypeError, ValueError
         It is neither, or cannot be imported by its name: a lambda, a function inside a function, a
-        module that is not found.
+        module that is not found, a name that the module's file does not have.
     """
     if model == "":
         return ""
@@ -49,11 +49,15 @@ def model_name(model: Any) -> str:
     module = model_module(name)
     if module.partition(".")[0] in OWN:
         raise ValueError(f"model names {name!r}, of a package of posenc; {_ACCEPTED}")
-    if find_file(module) is None:
+    file = find_file(module)
+    if file is None:
         raise ValueError(
             f"model names {name!r}, and no file of a module {module!r} is found in the current "
             "folder or among the installed packages"
         )
+    attribute, defined = name.rpartition(":")[2], names_at_top(file)
+    if defined is not None and attribute not in defined:
+        raise ValueError(f"model names {name!r}, and {file} defines no {attribute!r}; {_ACCEPTED}")
     return name
 
 
@@ -77,8 +81,10 @@ def load_model(name: str) -> Callable[..., Any]:
         cause = f"{type(error).__name__}: {error}"
         raise ImportError(f"model {name!r}: cannot import {module!r}: {cause}") from error
     if not callable(found):
-        what = "nothing" if found is None else f"{found!r}, which cannot be called"
-        raise ValueError(f"model {name!r}: {attribute} in {module} is {what}")
+        what = f"{attribute} in {module} is {found!r}, which cannot be called"
+        if found is None:
+            what = f"{module} defines no {attribute!r}"
+        raise ValueError(f"model {name!r}: {what}")
     function: Callable[..., Any] = found
     return function
 

@@ -116,11 +116,18 @@ def check_folder(out: Path) -> None:
         It is a file, or in one.
     IsADirectoryError
         A folder in it, which is not ours to replace, has the name of a file.
+    PermissionError
+        The folder, or the one that it would be made in, cannot be written into.
     """
     first = next((path for path in (out, *out.parents) if path.exists()), None)
     if first is not None and not first.is_dir():
         raise NotADirectoryError(
             f"out must be a folder, got {str(out)!r}: {str(first)!r} is a file"
+        )
+    if first is not None and not os.access(first, os.W_OK | os.X_OK):
+        raise PermissionError(
+            f"out must be a folder for results, got {str(out)!r}: {str(first)!r} cannot be written "
+            "into"
         )
     named = [p.name for p in out.iterdir() if _is_name(p.name)] if out.is_dir() else []
     for name in (*named, STUDY):

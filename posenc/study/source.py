@@ -20,6 +20,7 @@ from posenc.contract.protocol import PositionScheme
 
 OWN = frozenset(("posenc", "posenc_jax", "posenc_torch"))  # covered by posenc_digest
 _INSTALLED = {"site-packages", "dist-packages"}
+_BY_RUNNING = {"*", "__getattr__", "globals", "vars", "exec", "setattr"}  # may define any name
 _STDLIB = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 
 
@@ -77,6 +78,28 @@ def find_file(module: str) -> Path | None:
     if name is None and (spec := _spec(module)) is not None:
         name = spec.origin
     return Path(name) if name is not None and Path(name).is_file() else None
+
+
+def names_at_top(file: Path) -> frozenset[str] | None:
+    """What the text of a module defines or imports; None where only running it could tell."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python repeats them when the file is imported
+            waiting: list[ast.AST] = [ast.parse(file.read_bytes())]
+    except (SyntaxError, ValueError):
+        return None  # a compiled module, or an error that its import has too
+    names: set[str] = set()
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        waiting += ast.iter_child_nodes(node)
+    return None if names & _BY_RUNNING else frozenset(names)
 
 
 def _spec(module: str) -> ModuleSpec | None:

@@ -67,7 +67,14 @@ class Part:
         """The scheme; these options take precedence over those fitted to the sizes."""
         if self.name in PLANS:
             raise ValueError(f"{self.name!r} is a plan of all layers, so it is a label of its own")
-        return make(self.name, **self.with_options(sizes))
+        arguments = self.with_options(sizes)
+        if not self.options:
+            return make(self.name, **arguments)
+        try:
+            return make(self.name, **arguments)
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"scheme {self.text!r}: {error}") from error
 
     def with_options(self, sizes: Mapping[str, int]) -> dict[str, Any]:
         """Arguments of a maker: the sizes and these options."""

@@ -128,7 +128,12 @@ def make_trackers(names: Sequence[str], out: Path) -> list[Tracker]:
     ImportError, ValueError
         No tracker has this name, and it is no ``module:function`` that can be imported.
     """
-    return [_kind(name)(out) for name in names]
+    return [kind(out) for kind in tracker_kinds(names)]
+
+
+def tracker_kinds(names: Sequence[str]) -> list[Callable[[Path], Tracker]]:
+    """What makes the trackers; ``ImportError`` if one cannot be imported."""
+    return [_kind(name) for name in names]
 
 
 def check_names(names: Sequence[str]) -> None:

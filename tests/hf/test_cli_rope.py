@@ -124,7 +124,7 @@ def test_no_rotation(told):
 
 def test_a_missing_file_and_a_folder(told, tmp_path, capsys):
     assert main(["rope", str(tmp_path)]) == 2
-    assert "cannot read: No such file" in capsys.readouterr().err
+    assert f"{str(tmp_path)!r} has no config.json" in capsys.readouterr().err
     _, text = told(MODEL | {"hidden_size": None}, "--head-dim", "32")
     assert "32 of 32 per head" in text
     assert main(["rope", str(tmp_path), "--head-dim", "32"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -77,6 +78,14 @@ def test_a_dry_run_of_a_sweep_counts_what_tunes(study, tmp_path, capsys):
     assert dry_run(replace(study, sweep=("learning-rate=1e-3,1e-2",))) == 0
     assert "8 runs are missing, 0 of 8 are in" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_has_the_errors_of_the_study(study, tmp_path, monkeypatch):
+    with pytest.raises(ImportError, match="tracker 'not_there:f': No module named"):
+        dry_run(replace(study, tracker=("not_there:f",)))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(PermissionError, match=f"{str(tmp_path)!r} cannot be written into"):
+        dry_run(study)
 
 
 @pytest.mark.parametrize("task", ["text", "copy"])

@@ -196,6 +196,7 @@ WRONG = {
     "no colon": ("own_torch_models.Plain", ValueError, "accepted: module:function"),
     "no module": ("not_there:f", ValueError, "no file of a module 'not_there' is found"),
     "no module in a package": ("posenc_study.x:f", ValueError, "no file of a module"),
+    "no such name": ("own_torch_models:not_there", ValueError, "own_torch_models.py defines no"),
     "posenc's": ("posenc.study:Task", ValueError, "a package of posenc"),
 }
 
@@ -206,10 +207,32 @@ def test_a_name_that_cannot_be_imported_is_refused(model, error, message):
         Study(model=model)
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("def build(recipe): ...", True),
+        ("from other import build", True),
+        ("if True:\n    build = other = 3", True),
+        ("from other import *", True),
+        ("globals()['build'] = 3", True),
+        ("build(", True),  # its import says what is wrong
+        ("def f():\n    build = 3\nclass A:\n    def build(self): ...", False),
+    ],
+)
+def test_what_only_running_could_tell_is_not_refused(text, found, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "with_build.py").write_text(text)
+    if found:
+        assert model_name("with_build:build") == "with_build:build"
+        return
+    with pytest.raises(ValueError, match=r"with_build\.py defines no 'build'"):
+        model_name("with_build:build")
+
+
 def test_a_function_of_a_script_has_the_name_of_its_file(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     script = SimpleNamespace(__spec__=None, __file__=str(tmp_path / "mine_too.py"))
-    (tmp_path / "mine_too.py").write_text("")
+    (tmp_path / "mine_too.py").write_text("def build(recipe): ...")
     monkeypatch.setitem(sys.modules, "__main__", script)
 
     class Function:
@@ -232,7 +255,7 @@ TRIED = {
     "half": "has weights 'tokens.weight' of torch.bfloat16",
     "unseeded": "draws other weights 'tokens.weight' the second time from one seed",
     "no_module": "must make a torch.nn.Module, got dict",
-    "not_there": "not_there in own_torch_models is nothing",
+    "not_there": "own_torch_models.py defines no 'not_there'",
     "not_callable": "is 3, which cannot be called",
 }
 

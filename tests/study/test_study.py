@@ -1154,6 +1154,7 @@ def test_no_bucket_lies_beyond_the_training_length(train_len):
         ({"schemes": ("rope:base",)}, "must read name=value"),
         ({"seeds": 0}, "seeds must be at least 1"),
         ({"schemes": ("t5:num_heads=3",)}, "num_heads of 't5' comes from the model"),
+        ({"schemes": ("nope", "rope:base=-3")}, "scheme 'rope:base=-3': base must be finite"),
         ({"schemes": ("t5:train_len=3",)}, "train_len of 't5' comes from the model"),
         ({"schemes": ("rope/nope/rope",)}, "names 3 layers for layers=2"),
         ({"schemes": ("rope+",)}, r"scheme 'rope\+' has an empty name; accepted: name or"),
