@@ -13,7 +13,9 @@ from posenc.contract.protocol import Array, Namespace
 def may_be_fully_masked(call: Call) -> bool:
     """Whether the call may have a query that sees no key, or a key that no query sees.
 
-    It may if positions, segments or a mask are given.
+    It may if positions, segments or a mask are given. A window at default positions may hide keys
+    from all of fewer queries, but these are tokens, not padding: to set them to 0 would read a
+    cache twice.
     """
     return call.query.seg is not None or not call.aligned or not call.mask.plain
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from posenc.apply.shapes import common_size
 from posenc.attn.call import Call
 from posenc.contract.operations import detached, device
-from posenc.contract.protocol import Array
+from posenc.contract.protocol import Array, Namespace
 
 _FAR_BELOW = 80.0  # exp(80) is finite in float32, and its inverse below any rounding
 
@@ -24,10 +24,26 @@ class LogSumExp(NamedTuple):
     They stay apart: where scores are large, their sum has no digits left for ``log_total``, which
     tells one key from two. ``highest`` may be the highest score, held constant, so that
     ``log_total`` has the whole gradient. Or it is a log-sum-exp that a kernel rounded, beside 0.
+
+    Without a visible key ``highest`` is the lowest finite number, as a visible score may be too,
+    and ``log_total`` is ``-inf``: such a part has no weight.
     """
 
     highest: Array
     log_total: Array
+
+    @classmethod
+    def of_weights(cls, highest: Array, total: Array, xp: Namespace) -> LogSumExp:
+        """Of the sum of weights ``exp(score - highest)``, which is 0 without a visible key."""
+        no_key = total == 0
+        return cls(highest, xp.where(no_key, -math.inf, xp.log(xp.where(no_key, 1.0, total))))
+
+    @classmethod
+    def of_kernel(cls, lse: Array, lowest: float, xp: Namespace) -> LogSumExp:
+        """Of a kernel's log-sum-exp; without a visible key it is ``lowest`` or lower."""
+        no_key = lse <= lowest
+        at_least = float(xp.finfo(lse.dtype).min)
+        return cls(xp.where(no_key, at_least, lse), xp.where(no_key, -math.inf, xp.zeros_like(lse)))
 
     def minus(self, other: Array) -> Array:
         """``self - other``, without rounding where the two are near each other."""
@@ -41,8 +57,7 @@ class LogSumExp(NamedTuple):
 class PartialAttention(NamedTuple):
     """Attention to some of the keys, ``(B, H, Q, Dv)``, and its log-sum-exp or None.
 
-    For a query without a visible key among them, ``out`` is 0. Its ``highest`` is at most half of
-    the lowest finite number, so the merge gives this part no weight.
+    For a query without a visible key among them, ``out`` is 0.
     """
 
     out: Array
@@ -59,11 +74,13 @@ def merge_parts(parts: Sequence[PartialAttention], call: Call) -> PartialAttenti
         highest = xp.maximum(highest, detached(log.highest, xp))
     shares = [xp.exp(log.minus(highest)) for log in logs]
     total = sum(shares[1:], shares[0])
+    lse = LogSumExp.of_weights(highest, total, xp)
+    total = xp.where(total == 0, 1.0, total)
     terms = [
         xp.astype(part.out, call.dtype) * (share / total)[..., None]
         for part, share in zip(parts, shares, strict=True)
     ]
-    return PartialAttention(sum(terms[1:], terms[0]), LogSumExp(highest, xp.log(total)))
+    return PartialAttention(sum(terms[1:], terms[0]), lse)
 
 
 def add_sink(part: PartialAttention, call: Call) -> PartialAttention:
@@ -107,8 +124,5 @@ def append_sink_key(
 
 def public_lse(lse: LogSumExp | None, call: Call) -> Array:
     """The log-sum-exp that a caller gets: ``-inf`` for a query without a visible key."""
-    xp = call.xp
     assert lse is not None
-    both = xp.astype(lse.rounded(), call.dtype, copy=False)
-    fully_masked = both <= float(xp.finfo(call.dtype).min) / 2
-    return xp.where(fully_masked, -math.inf, both)
+    return call.xp.astype(lse.rounded(), call.dtype, copy=False)

@@ -95,9 +95,11 @@ def attention(
     With ``return_lse`` also ``log(sum(exp(score)))`` of each row, including a sink: ``(B, H, Q)``
     in the working dtype, float32 or float64, and ``-inf`` for a fully masked row.
 
-    NaN or infinity in padding does no harm if ``tokens`` or a mask tell that it is padding.
-    In a query that sees no key, and in a key that no query sees, it reaches neither results nor
-    gradients. In a key that any query sees, it may reach all results. Hidden states must be finite.
+    NaN or infinity in padding does no harm if ``tokens`` or a mask of one's own tell that it is
+    padding. In a query that then sees no key, and in a key that no query sees, it reaches neither
+    results nor gradients. In a key that any query sees, it may reach all results. So it may in keys
+    that only a window at default positions hides, or a bias of ``-inf``. Hidden states must be
+    finite.
     So must tokens that only a mask or positions hide, not segments or ``exists``, if a transform
     or features with learned arrays read them: gradients of these are sums over all tokens, and 0
     times NaN is NaN.
@@ -127,8 +129,8 @@ def attention(
 def dense(call: Call) -> tuple[Array, LogSumExp]:
     """Attention by its definition, in the working dtype, with all scores in memory.
 
-    Returns ``(B, H, Q, Dv)`` and its log-sum-exp. A fully masked row has 0 and the lowest finite
-    number. The sink of the call is not included.
+    Returns ``(B, H, Q, Dv)`` and its log-sum-exp. A fully masked row is 0.
+    The sink of the call is not included.
     """
     xp = call.xp
     batch, heads, q_len, _ = call.q.shape
@@ -168,11 +170,12 @@ def dense(call: Call) -> tuple[Array, LogSumExp]:
     if visible is not None:
         weights = xp.where(visible, weights, 0.0)
     total = xp.sum(weights, axis=-1, keepdims=True)
+    lse = LogSumExp.of_weights(highest[..., 0], total[..., 0], xp)
     total = xp.where(total == 0, 1.0, total)  # a fully masked row stays 0
     weights = weights / total
     weights = xp.reshape(weights, (batch, kv_heads, -1, q_len, weights.shape[-1]))
     out = xp.reshape(xp.matmul(weights, v[:, :, None, :, :]), (batch, heads, q_len, -1))
-    return out, LogSumExp(highest[..., 0], xp.log(total)[..., 0])
+    return out, lse
 
 
 def two_channels(array: Array, xp: Namespace) -> Array:

@@ -177,6 +177,43 @@ def test_what_is_hidden_is_below_the_lowest_that_is_seen(framework, implementati
     np.testing.assert_array_equal(found[0, 0, :, 0], [0, 1, 1, 1])
 
 
+@pytest.mark.parametrize("parts", ["one", "regions"])
+@pytest.mark.parametrize(("framework", "implementation"), few_of_jax(ROUTES))
+def test_the_lowest_bias_hides_nothing(framework, implementation, parts):
+    """A bias of the lowest number is how some libraries mask; it is no mask where all keys have it.
+
+    The first two keys have it, so the first two rows see no other, and later rows see others alone.
+    """
+    length, lowest = 6, float(np.finfo("float32").min)
+    scheme = ReRoPE(head_dim=DIM, window=3) if parts == "regions" else posenc.NoPE()
+    rng = np.random.default_rng(0)
+    k, v, d_out = (rng.standard_normal((1, 1, length, DIM)) for _ in range(3))
+    bias = np.where(np.arange(length) < 2, lowest, 0.0) + np.zeros((1, 1, length, length))
+    tensors = {"q": np.zeros_like(v), "k": k, "v": v, "bias": bias}
+    case = AttentionCase(scheme, tensors, options={"causal": True})
+    weights = np.tril(np.ones((length, length)))
+    weights[2:, :2] = 0
+    sizes = np.sum(weights, axis=-1, keepdims=True)
+    weights = weights / sizes
+    compiler = COMPILER.get(framework.name)
+    try:
+        if not framework.differentiable or (framework.name, implementation) in FORWARD_ONLY:
+            found, gradients = case.attend(framework, implementation, compiler=compiler), {}
+        else:
+            found, gradients = case.gradients(framework, implementation, d_out, compiler=compiler)
+    except NotImplementedError as reason:
+        pytest.skip(f"refused: {reason}")
+    assert_near(found, weights @ v, ATTENTION_TOL["float32"])
+    if gradients:
+        assert_near(gradients["v"], weights.T @ d_out, ATTENTION_TOL["float32"])
+    try:
+        lse = case.log_sum_exp(framework, implementation)[0, 0]
+    except NotImplementedError:
+        return
+    assert_near(lse[:2] / lowest, [1, 1], ATTENTION_TOL["float32"])
+    assert_near(lse[2:], np.log(sizes[2:, 0]), ATTENTION_TOL["float32"])
+
+
 @pytest.mark.parametrize("scheme", [posenc.NoPE(), posenc.ALiBi(2)], ids=["nope", "alibi"])
 @pytest.mark.parametrize("hidden", ["pads", "tail"])
 @pytest.mark.parametrize(("framework", "implementation"), few_of_jax(ROUTES))

@@ -71,7 +71,7 @@ def chunked(call: Call) -> tuple[Array, LogSumExp]:
     """Attention ``(B, H, Q, Dv)`` and its log-sum-exp, with gradients of both.
 
     Both are in the working dtype ``call.dtype``; the call's namespace must be ``jax.numpy``. A
-    fully masked row is 0, and its log-sum-exp is the lowest finite number.
+    fully masked row is 0.
     """
     table, by_pair = split_bias(call)
     tiling = make_tiling(call, has_table=table is not None, by_pair=by_pair)
@@ -247,8 +247,9 @@ def _backward(
     delta = _sum_of_products(out, d_out) - d_lse.log_total
     # Weights are exp(score - rounded) times the correction. It is about 1, except where scores are
     # so large that the sum has no digits left for log_total.
-    rounded = lse.rounded()
-    correction = jnp.exp(-lse.minus(rounded))
+    no_key = jnp.isneginf(lse.log_total)
+    rounded = jnp.where(no_key, jnp.inf, lse.rounded())  # weights are 0
+    correction = jnp.where(no_key, 1, jnp.exp(-lse.minus(rounded)))
     rows = _pad_blocks((d_out * correction[..., None], rounded, delta * correction), tiling)
     heads, width = tiling.heads, tiling.q_width
     jobs = make_jobs(ranges.queries, tiling.lanes(queries.q.shape[2]))

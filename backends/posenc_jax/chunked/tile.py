@@ -63,9 +63,9 @@ class Softmax(NamedTuple):
         )
 
     def result(self) -> tuple[Array, LogSumExp]:
-        """The weighted mean of values and the log-sum-exp; 0 and finite for a fully masked row."""
-        total = jnp.where(self.total == 0, 1, self.total)
-        return self.values / total[..., None], LogSumExp(self.highest, jnp.log(total))
+        """The weighted mean of values, 0 for a fully masked row, and the log-sum-exp."""
+        lse = LogSumExp.of_weights(self.highest, self.total, jnp)
+        return self.values / jnp.where(self.total == 0, 1, self.total)[..., None], lse
 
 
 def absorb_tile(

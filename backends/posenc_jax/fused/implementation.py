@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from posenc.backend import (
@@ -122,8 +121,7 @@ def _run(
 ) -> tuple[Array, LogSumExp | None]:
     """Output ``(B, H, Q, Dv)`` in q's dtype, and the log-sum-exp of the scores.
 
-    The log-sum-exp of a fully masked row is the lowest finite float32. With a key bias instead of
-    the bias it is None.
+    With a key bias instead of the bias, the log-sum-exp is None.
     """
     plan, operands, integers = inputs_of(
         served.call(call), served.form, served.reads, device.block(call),
@@ -133,8 +131,7 @@ def _run(
     out, lse = out[:, :, : plan.q_len], lse[:, :, : plan.q_len]
     if served.key_bias is not None:
         return out, None
-    lse = jnp.where(lse <= MIN_SCORE, float(np.finfo(np.float32).min), lse)
-    return out, LogSumExp(lse, jnp.zeros_like(lse))
+    return out, LogSumExp.of_kernel(lse, MIN_SCORE, jnp)
 
 
 def not_preferred(call: Call) -> str | None:

@@ -46,7 +46,7 @@ class RunningAttention(NamedTuple):
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: Any) -> RunningAttention:
-        """Attention to no key: its log-sum-exp is low but finite, so differences are finite too."""
+        """Attention to no key."""
         lowest = jnp.full(shape[:-1], np.finfo(dtype).min, dtype)
         return cls(jnp.zeros(shape, dtype), lowest, jnp.zeros(shape[:-1], dtype))
 
@@ -60,16 +60,21 @@ class RunningAttention(NamedTuple):
         own = self.total * jnp.exp(self.highest - highest)
         added = jnp.exp(lse.minus(highest))
         total = own + added
-        own, added = ((share / total)[..., None] for share in (own, added))
+        own, added = ((share / _or_one(total))[..., None] for share in (own, added))
         return RunningAttention(self.out * own + out * added, highest, total)
 
     def lse(self) -> LogSumExp:
-        """The log-sum-exp over all parts; low but finite without any part."""
-        return LogSumExp(self.highest, jnp.log(jnp.where(self.total > 0, self.total, 1)))
+        """The log-sum-exp over all parts."""
+        return LogSumExp.of_weights(self.highest, self.total, jnp)
 
     def share_of(self, lse: LogSumExp) -> Array:
         """The share that a part has of the weight of all keys, ``(B, H, Q)``."""
-        return jnp.exp(lse.minus(self.highest)) / self.total
+        return jnp.exp(lse.minus(self.highest)) / _or_one(self.total)
+
+
+def _or_one(total: Array) -> Array:
+    """A sum of weights that something is divided by; 0 is that of no key, whose result is 0."""
+    return jnp.where(total == 0, 1, total)
 
 
 @dataclass(frozen=True, eq=False)

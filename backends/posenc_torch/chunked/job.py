@@ -301,7 +301,7 @@ def _attend_with_lse(
         weights = torch.where(mask, weights, 0.0)
     row_sum = weights.sum(dim=-1, keepdim=True)
     divisor = torch.where(row_sum == 0, 1.0, row_sum)  # 0 in a fully masked row
-    return (weights / divisor) @ v, LogSumExp(row_max[..., 0], divisor.log()[..., 0])
+    return (weights / divisor) @ v, LogSumExp.of_weights(row_max[..., 0], row_sum[..., 0], call.xp)
 
 
 def table_of(call: Call) -> Tensor | None:

@@ -115,7 +115,7 @@ class Recomputed(torch.autograd.Function):
                 out[:, part.heads, part.queries], _ = job.attend(part, job.slices(part, given))
             return out
         lowest, rows = torch.finfo(dtype).min, q.shape[:3]
-        lse = LogSumExp(q.new_full(rows, lowest, dtype=dtype), q.new_zeros(rows, dtype=dtype))
+        lse = LogSumExp(*(q.new_full(rows, low, dtype=dtype) for low in (lowest, -torch.inf)))
         for part in job.parts:
             results = _results(job, part, job.slices(part, given))
             for whole, own in zip((out, *lse), results, strict=True):

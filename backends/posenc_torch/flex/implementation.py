@@ -53,7 +53,8 @@ _SAFE_CHANNELS = 24  # of queries and keys; with as many, the kernel takes produ
 def flex(call: Call) -> tuple[Tensor, LogSumExp | None]:
     """``(B, H, Q, Dv)`` by FlexAttention, and its log-sum-exp if needed."""
     out, lse = _in_parts(call)
-    return out, None if lse is None else LogSumExp(lse, torch.zeros_like(lse))
+    lowest = torch.finfo(torch.float32).min
+    return out, None if lse is None else LogSumExp.of_kernel(lse, lowest, call.xp)
 
 
 def _in_parts(call: Call) -> tuple[Tensor, Tensor | None]:
