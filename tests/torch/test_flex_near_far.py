@@ -100,6 +100,13 @@ def test_shares_of_parts_add_up_to_one(size):
     torch.testing.assert_close(merged, ones)
 
 
+def test_parts_without_a_key_are_merged_to_nothing():
+    out, lse = torch.zeros(1, 1, 3, 4), torch.full((1, 1, 3), -torch.inf)  # as a kernel has them
+    outs, logs = zip(*[flex.split_lse((out, public.AuxOutput(lse=lse)))] * 2, strict=True)
+    merged, _ = near_far.merge(outs, logs)
+    torch.testing.assert_close(merged, out)
+
+
 def test_far_keys_are_read_without_a_table(parts):
     q = torch.zeros(1, HEADS, 6 * BLOCK, DIM)
     call = prepare(q, q, q, T5, {"table": torch.zeros(HEADS, 8)}, causal=True)
