@@ -81,7 +81,10 @@ def find_file(module: str) -> Path | None:
 
 
 def names_at_top(file: Path) -> frozenset[str] | None:
-    """What the text of a module defines or imports; None where only running it could tell."""
+    """Names in the text of a module, outside of its functions and classes, and their own names.
+
+    What is not among them, the module does not define. None where only running it could tell.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python repeats them when the file is imported
