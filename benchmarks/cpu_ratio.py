@@ -41,6 +41,8 @@ _BASE = {"torch": "none torch sdpa", "jax": "none jax xla"}  # no positions
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write."""
     options = _options(arguments)
+    if options.flush:  # threads that start later inherit it
+        importlib.import_module("torch").set_flush_denormal(True)
     use_threads(options.threads)
     variants = importlib.import_module(f"harness.{options.framework}_variants")
     runner = load(options.framework, "cpu").begin(options.threads)
@@ -125,8 +127,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=60.0,
         help="seconds: variants that would take longer are not run",
     )
+    add(
+        "--flush", action="store_true",
+        help="PyTorch takes subnormal numbers for 0: where that changes a figure, they cost time",
+    )  # fmt: skip
     add("--out", type=Path, help="the result; default: benchmarks/results/FRAMEWORK-cpu.json")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.flush and options.framework != "torch":
+        parser.error("--flush is for --framework torch: XLA takes subnormal numbers for 0 anyway")
+    return options
 
 
 if __name__ == "__main__":
