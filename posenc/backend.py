@@ -19,7 +19,8 @@ whole rows             ``of_queries``: a call of some queries, for a scheme that
                        scores (``adjusts_rows``); ``queries_of``
 decay of channels      ``ChannelDecay``: anchored products of a tile; ``has_channel_decay``
 fully masked rows      ``may_be_fully_masked``, ``zero_fully_masked``
-negligible blocks      ``negligible_blocks``, ``Bounds``: keys whose weights round to nothing
+negligible keys        ``negligible_blocks``, ``Bounds``, ``entry_margin``: their weights round to
+                       nothing
 params                 ``as_mapping``, ``merge_constants``, ``head_views``, ``tile_views``,
                        ``without_prefix``
 tables of tokens       ``ReadTable``: how a backend reads them; ``broadcast_index``
@@ -90,7 +91,12 @@ from posenc.attn.merge import (
     merge_parts,
     public_lse,
 )
-from posenc.attn.negligible import Bounds, may_have_negligible_blocks, negligible_blocks
+from posenc.attn.negligible import (
+    Bounds,
+    entry_margin,
+    may_have_negligible_blocks,
+    negligible_blocks,
+)
 from posenc.attn.prepare import prepare
 from posenc.attn.reference import dense, two_channels
 from posenc.attn.rows import adjusts_rows, of_queries, queries_of
@@ -204,6 +210,7 @@ __all__ = [
     "dense",
     "dense_bias",
     "embedding",
+    "entry_margin",
     "explain_choice",
     "fold_key_bias",
     "folded_width",

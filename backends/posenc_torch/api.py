@@ -105,8 +105,10 @@ def attention(
     skip_blocks
         Whether ``"flex"`` and ``"chunked"`` skip key blocks that are provably negligible under a
         bias that decays (``posenc.attn.negligible``). If all values are finite, results then change
-        by less than half a rounding of the largest value. Without it, ``"chunked"`` still gives
-        weight 0 to keys whose weight in float32 is provably below 2**-63 of the largest.
+        by less than half a rounding of the largest value. On a CPU,
+        ``"chunked"``, and ``"sdpa"`` in training, give such keys weight 0 in the blocks that they
+        compute, and without it those whose weight in float32 is provably below 2**-63 of the
+        largest.
     scheme, params, causal, window, mask, tokens, queries, bias, softcap, scale
         As in ``posenc.attention``; so are ``k_transformed`` and ``return_lse``.
 

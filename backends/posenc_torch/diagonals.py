@@ -17,8 +17,8 @@ from posenc.backend import Call, bias_at_distances, has_bias, has_bias_by_distan
 from posenc_torch.tracing import may_read
 
 
-def mask_by_distance(call: Call) -> Tensor | None:
-    """The bias, and ``-inf`` for hidden keys, ``(1, H or 1, Q, K)``; None if it needs each pair.
+def mask_table(call: Call) -> Tensor | None:
+    """The bias, and ``-inf`` for hidden keys, ``(H or 1, Q + K - 1)``; None if it needs each pair.
 
     None too unless it is known that every query sees its own key: then no row is fully masked.
     That is read from values.
@@ -38,6 +38,11 @@ def mask_by_distance(call: Call) -> Tensor | None:
         return None
     if (hidden := (first + farthest, nearest - last)) != (0, 0):
         table = pad(table, hidden, value=-torch.inf)
+    return table
+
+
+def mask_of(table: Tensor, q_len: int, k_len: int) -> Tensor:
+    """All pairs of a ``mask_table``, ``(1, H or 1, Q, K)``."""
     if q_len == 1:
         return table[None, :, None]
     return table.unfold(1, k_len, 1).flip(1)[None]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,13 +19,19 @@ from posenc.backend import (
     has_channel_decay,
     may_be_fully_masked,
 )
-from posenc_torch.diagonals import mask_by_distance
+from posenc_torch.diagonals import mask_of, mask_table
 from posenc_torch.fully_masked import zero_fully_masked
 from posenc_torch.tables import gather_pairs
 from posenc_torch.tracing import constant_in_programs, is_forward_mode, is_traced, may_read
+from posenc_torch.underflow import (
+    lowest_by_distance,
+    may_underflow,
+    negligible_depth,
+    without_negligible,
+)
 
 WITHOUT_LSE = "scaled_dot_product_attention returns none"
-_SMALL_SCORES, _SMALL_QUERIES = 2**19, 256  # per head
+_SMALL_SCORES, _SMALL_QUERIES = 3 * 2**17, 256  # per head: 627 tokens, as many queries as keys
 
 
 def sdpa(call: Call) -> tuple[Tensor, None]:
@@ -35,11 +42,11 @@ def sdpa(call: Call) -> tuple[Tensor, None]:
         causal = True if call.causal and q.shape[2] > 1 else False  # noqa: SIM210
         out = _attend(q, k, v, is_causal=causal, scale=call.scale, enable_gqa=shares_keys(q, k))
         return out, None
-    bias, mask = call.once("bias and mask", lambda: _bias_and_mask(call))
+    name, bias, mask = _bias_and_mask(call)
     if mask is not None and may_be_fully_masked(call):
         q, k, v = zero_fully_masked(q, k, v, mask)
     if call.sink is None:
-        term, fully_masked = call.once("attn_mask", lambda: as_attn_mask(bias, mask, mask_dtype(q)))
+        term, fully_masked = _attn_mask(call, name, bias, mask)
         return _under(q, k, v, term, fully_masked, call.scale), None
     # Asked first, because Dynamo cannot trace is_traced, and fixes no length.
     dynamo = torch.compiler.is_dynamo_compiling()
@@ -53,7 +60,8 @@ def sdpa(call: Call) -> tuple[Tensor, None]:
 def fixed(call: Call) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """``sdpa`` as a function of transformed vectors alone, for calls that differ in them.
 
-    None for a sink, for padding, and for vectors of several dtypes.
+    None for a sink, for padding, for vectors of several dtypes, and where the vectors decide which
+    keys are negligible.
     """
     if call.sink is not None or not call.q.dtype == call.k.dtype == call.v.dtype:
         return None
@@ -64,41 +72,145 @@ def fixed(call: Call) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
             "enable_gqa": shares_keys(call.q, call.k),
         }  # fmt: skip
         return lambda q, k, v: _attend(q, k, v, **native)
-    bias, mask = call.once("bias and mask", lambda: _bias_and_mask(call))
+    if _vectors_decide(call):
+        return None
+    name, bias, mask = _bias_and_mask(call)
     if mask is not None and may_be_fully_masked(call):
         return None
-    term, fully_masked = call.once(
-        "attn_mask", lambda: as_attn_mask(bias, mask, mask_dtype(call.q))
-    )
+    term, fully_masked = _attn_mask(call, name, bias, mask)
     return lambda q, k, v: _under(q, k, v, term, fully_masked, scale)
 
 
-def _bias_and_mask(call: Call) -> tuple[Tensor | None, Tensor | None]:
-    """The bias and the visible pairs, or both in the first."""
-    bias = mask_by_distance(call)
-    return _by_pair(call) if bias is None else (bias, None)
+def _attn_mask(
+    call: Call, name: str | None, bias: Tensor | None, mask: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """``as_attn_mask`` of this call, once for all layers that have the name."""
+
+    def make() -> tuple[Tensor | None, Tensor | None]:
+        return as_attn_mask(bias, mask, mask_dtype(call.q))
+
+    return make() if name is None else call.once(f"attn_mask, {name}", make)
 
 
-def _by_pair(call: Call) -> tuple[Tensor | None, Tensor | None]:
+def _bias_and_mask(call: Call) -> tuple[str | None, Tensor | None, Tensor | None]:
+    """The bias and the visible pairs, or both in the first; before them, what layers share it by.
+
+    On a CPU without keys that are negligible, so that no weight is a subnormal number.
+    """
+    table = _table(call)
+    if table is not None:
+        depth = _negligible_from(call, table)
+        name = f"by distance to {depth}"
+        return name, call.once(name, lambda: _mask_to(call, table, depth)), None
+    pairs = _pairs(call)
+    bias, mask = pairs.bias, pairs.mask
+    if bias is None or not _pairs_may_go(call, pairs):
+        return "by pair", bias, mask
+    may_change = pairs.is_new and call.shared is None
+    bias = without_negligible(call, bias, mask, call.q, call.k, may_change=may_change)
+    return None, bias, mask
+
+
+def _vectors_decide(call: Call) -> bool:
+    """Whether keys may be negligible, so that masks of layers differ."""
+    table = _table(call)
+    return _pairs_may_go(call, _pairs(call)) if table is None else _lowest(call, table) is not None
+
+
+def _pairs_may_go(call: Call, pairs: _Pairs) -> bool:
+    # The score of a sink is no part of the bias, of which a number is taken off.
+    return pairs.is_low and _is_worth_a_look(call) and call.sink is None
+
+
+def _is_worth_a_look(call: Call) -> bool:
+    """Whether a backward pass multiplies weights: a forward pass gains no more than a look takes.
+
+    Not of few queries, whose scores are fewer than the channels of keys.
+    """
+    if call.q.shape[2] < call.q.shape[3] or not torch.is_grad_enabled():
+        return False
+    arrays = (call.q, call.k, call.v, *call.arrays.values())
+    return any(isinstance(a, Tensor) and a.requires_grad for a in arrays)
+
+
+def _table(call: Call) -> Tensor | None:
+    """The bias and the mask by distance, if they are."""
+    return call.once("mask by distance", lambda: mask_table(call))
+
+
+def _lowest(call: Call, table: Tensor) -> float | None:
+    """How far a table is below the bias of the own key; None where it does not matter."""
+    own = call.k.shape[2] - 1
+    if not _is_worth_a_look(call):
+        return None
+    return call.once("depth of the mask", lambda: lowest_by_distance(table, own))
+
+
+def _negligible_from(call: Call, table: Tensor) -> float | None:
+    """How far below that of the own key a bias by distance is negligible for every query.
+
+    None where no key is. A multiple of 8, so that most layers of a pass share a mask.
+    """
+    if (lowest := _lowest(call, table)) is None:
+        return None
+    own = table.detach()[:, call.k.shape[2] - 1].abs().amax()
+    depth: float = negligible_depth(call, own, call.q, call.k).item()
+    return 8.0 * math.ceil(depth / 8) if depth < lowest else None  # NaN is not
+
+
+def _mask_to(call: Call, table: Tensor, depth: float | None) -> Tensor:
+    """All pairs of a table, with ``-inf`` from a depth on."""
+    q_len, k_len = call.q.shape[2], call.k.shape[2]
+    if depth is not None:
+        table = torch.where(table <= table[:, k_len - 1, None] - depth, -torch.inf, table)
+    return mask_of(table, q_len, k_len)
+
+
+class _Pairs(NamedTuple):
+    """The bias and the visible pairs.
+
+    Attributes
+    ----------
+    bias, mask
+        Either may be None.
+    is_low
+        Whether the bias spans so much that some keys may be negligible.
+    is_new
+        Whether nobody else holds the memory of the bias.
+    """
+
+    bias: Tensor | None
+    mask: Tensor | None
+    is_low: bool = False
+    is_new: bool = False
+
+
+def _pairs(call: Call) -> _Pairs:
+    return call.once("pairs", lambda: _by_pair(call))
+
+
+def _by_pair(call: Call) -> _Pairs:
     """The bias and the visible pairs; where values can be read, with what they make unnecessary.
 
     The pairs are None if all are visible, as in a decoding step, or if ``-inf`` in the bias hides
     the others.
     """
     if not may_read(call.q):
-        return call.bias_and_visible(gather_pairs)
+        return _Pairs(*call.bias_and_visible(gather_pairs))
     bias, mask = call.bias(gather_pairs), call.visible()
     if mask is not None and mask.all().item():
         mask = None
     if bias is None:
-        return None, mask
+        return _Pairs(None, mask)
     lowest, highest = bias.detach().aminmax()
+    is_low = may_underflow(lowest, highest)
     if not (lowest.item() > -torch.inf and highest.item() < torch.inf):  # NaN is neither
-        return call.split_bias(bias, mask)
+        return _Pairs(*call.split_bias(bias, mask), is_low, is_new=True)
     if mask is None or not sees_itself(call):
-        return bias, mask
+        return _Pairs(bias, mask, is_low)
     # Adding takes an eighth of the time of where(mask, bias, -inf).
-    return bias + torch.where(mask, 0.0, -torch.inf).to(bias.dtype), None
+    bias = bias + torch.where(mask, 0.0, -torch.inf).to(bias.dtype)
+    return _Pairs(bias, None, is_low, is_new=True)
 
 
 def sees_itself(call: Call) -> bool:
@@ -182,13 +294,14 @@ def _may_add_in_half_precision() -> bool:
 
 
 def masked_sdpa(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, *, scale: float
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None,
+    joined: bool = False, *, scale: float,
+) -> Tensor:  # fmt: skip
     """Attention under ``mask``, with a ``bias`` that is finite there; fully masked rows are 0.
 
     Both are ``(B or 1, H or 1, Q, K)``. None is a bias of 0, and a mask that hides nothing.
     """
-    return _under(q, k, v, *as_attn_mask(bias, mask, mask_dtype(q)), scale)
+    return _under(q, k, v, *as_attn_mask(bias, mask, mask_dtype(q), joined), scale)
 
 
 def _under(
@@ -203,12 +316,12 @@ def _under(
 
 
 def as_attn_mask(
-    bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype
+    bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype, joined: bool = False
 ) -> tuple[Tensor | None, Tensor | None]:
     """Bias and mask as one ``attn_mask``, and which rows ``(..., Q, 1)`` are fully masked.
 
     A fully masked row attends to everything under the first, so its result has to be set to 0. The
-    second is None without a mask.
+    second is None without a mask. ``joined`` says that the bias is ``-inf`` where the mask hides.
     """
     if bias is not None and bias.dtype != dtype:
         bias = _minus_row_max(bias, mask)
@@ -216,14 +329,19 @@ def as_attn_mask(
         return bias if bias is None or bias.dtype == dtype else bias.to(dtype), None
     sees = mask.any(dim=-1, keepdim=True)
     if may_read(mask) and sees.all().item():
-        return mask if bias is None else torch.where(mask, bias, -torch.inf).to(dtype), None
+        return mask if bias is None else _hidden(bias, mask, joined).to(dtype), None
     fully_masked = ~sees
     mask = mask | fully_masked
     if bias is None:
         return mask, fully_masked
     # 0 in fully masked rows too: an overflow there makes gradients of 0 times infinity.
-    visible = torch.where(mask, bias, -torch.inf)
+    visible = _hidden(bias, mask, joined)
     return torch.where(fully_masked, 0.0, visible).to(dtype), fully_masked
+
+
+def _hidden(bias: Tensor, mask: Tensor, joined: bool) -> Tensor:
+    """The bias, ``-inf`` where the mask hides."""
+    return bias if joined else torch.where(mask, bias, -torch.inf)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:

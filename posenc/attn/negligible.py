@@ -18,7 +18,7 @@ number, with which some processors calculate a hundred times more slowly.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from posenc.apply.feature_needs import reads_features
 from posenc.attn.bias_forms import (
@@ -128,19 +128,25 @@ class Bounds(NamedTuple):
         Without ``skip_blocks``: those with weights below the square root of the smallest normal
         number, 2**-63 of the largest weight in float32.
         """
+        own_bias = table[:, self.call.k.shape[2] - 1, None]
+        return table <= own_bias - self.depths(table)
+
+    def depths(self, table: Array) -> Array:
+        """How far an entry of ``distances`` is at least below that of distance 0, ``(H, 1)``."""
         call, xp = self.call, self.call.xp
-        lowest = -xp.max(self.max_score - self.own_score, axis=(0, 2))[:, None]
-        own_bias = table[:, call.k.shape[2] - 1, None]
-        unseen = -math.log(float(xp.finfo(call.dtype).smallest_normal)) / 2
-        margin = self._margin()[0] if call.skip_blocks else unseen
-        return table <= own_bias + lowest - margin - self._rounding(_largest(table, xp))
+        spread = xp.max(self.max_score - self.own_score, axis=(0, 2))[:, None]
+        margin = entry_margin(call, self._log_keys()[0])
+        return spread + margin + self._rounding(_largest(table, xp))
 
     def _margin(self) -> Array:
         """``ln(K) + ln(4 / eps)``."""
+        return _of_keys(self.call, self._log_keys())
+
+    def _log_keys(self) -> Array:
+        """``ln(K)``, ``(1, 1, 1)``."""
         call, xp = self.call, self.call.xp
-        # ln(K) from an array: a compiler would fold that of a Python number and fix the length.
-        log_keys = xp.log(xp.full_like(self.max_score[:1, :1, :1], call.k.shape[2]))
-        return log_keys + math.log(4 / float(xp.finfo(call.q.dtype).eps))
+        # From an array: a compiler would fold that of a Python number and fix the length.
+        return xp.log(xp.full_like(self.max_score[:1, :1, :1], call.k.shape[2]))
 
     def _rounding(self, size: Array) -> Array:
         """A bound on rounding errors of the comparison; ``size`` bounds the bias.
@@ -153,6 +159,20 @@ class Bounds(NamedTuple):
         eps, terms = float(xp.finfo(call.dtype).eps), len(call.scheme.bias_terms())
         largest = xp.max(self.max_score)
         return eps * ((6 + 2 * terms) * size + (call.q.shape[3] + 10) * largest)
+
+
+def entry_margin(call: Call, log_keys: Any) -> Any:
+    """How far below another score of its row one must provably be for an entry to be negligible.
+
+    ``log_keys`` is ``ln(K)``, a number or an array.
+    """
+    if call.skip_blocks:
+        return _of_keys(call, log_keys)
+    return -math.log(float(call.xp.finfo(call.dtype).smallest_normal)) / 2
+
+
+def _of_keys(call: Call, log_keys: Any) -> Any:
+    return log_keys + math.log(4 / float(call.xp.finfo(call.q.dtype).eps))
 
 
 def may_have_negligible_blocks(call: Call) -> bool:

@@ -23,7 +23,7 @@ from posenc.apply.bias import has_bias
 from posenc.apply.feature_needs import reads_features
 from posenc.attn.arguments import Arguments
 from posenc.attn.prepare import prepare
-from posenc_torch.diagonals import mask_by_distance
+from posenc_torch.diagonals import mask_of, mask_table
 
 RELATIVE = {
     name: scheme
@@ -68,7 +68,7 @@ def test_the_array_is_bias_and_mask_of_each_pair(name):
     for q_len, k_len, options in CALLS:
         call = prepared(RELATIVE[name], q_len, k_len, **options)
         shape = (1, heads(call.scheme), q_len, k_len)
-        array, bias, visible = mask_by_distance(call), call.bias(), call.visible()
+        array, bias, visible = mask_of(mask_table(call), q_len, k_len), call.bias(), call.visible()
         wanted = torch.zeros(shape) if bias is None else bias.expand(shape)
         wanted = wanted if visible is None else torch.where(visible, wanted, -math.inf)
         if rounds_by_shape(call.scheme):  # two powers, each within two ulp
@@ -82,7 +82,7 @@ def test_rows_without_a_key_are_left_to_pairs():
     scheme = posenc.T5Bias(3, causal=True)
     table = torch.zeros(3, 32)
     table[1, 0] = -math.inf  # distance 0: of head 1, the first query sees no key
-    assert mask_by_distance(prepared(scheme, 5, 5, {"table": table}, causal=True)) is None
+    assert mask_table(prepared(scheme, 5, 5, {"table": table}, causal=True)) is None
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_rows_without_a_key_are_left_to_pairs():
     ids=["pos", "first", "seg", "exists", "places", "function", "booleans", "bias", "softcap"],
 )
 def test_what_depends_on_more_than_the_distance_is_left_to_pairs(options):
-    assert mask_by_distance(prepared(posenc.ALiBi(3), 5, 5, **options)) is None
+    assert mask_table(prepared(posenc.ALiBi(3), 5, 5, **options)) is None
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # SDPA under vmap

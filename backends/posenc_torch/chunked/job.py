@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -49,6 +48,7 @@ from posenc_torch.chunked.tensors import (
 from posenc_torch.fully_masked import is_true, zero_fully_masked
 from posenc_torch.sdpa import mask_dtype, masked_sdpa, sees_itself
 from posenc_torch.tables import read_by_distance
+from posenc_torch.underflow import lowest_by_distance, may_underflow, without_negligible
 from posenc_torch.weights import exp
 
 
@@ -182,7 +182,7 @@ class Job(NamedTuple):
         one = self.masked(part, tensors)
         if self.whole_scores:
             decay = self._decay(part, tensors) if has_channel_decay(self.call.scheme) else None
-            out, lse = _attend_with_lse(self.call, *one, decay)
+            out, lse = _attend_with_lse(self.call, *one[:5], decay)
             return turned(out, tensors), LogSumExp(*(turned(rows, tensors) for rows in lse))
         return turned(masked_sdpa(*one, scale=self.call.scale), tensors), None
 
@@ -194,22 +194,24 @@ class Job(NamedTuple):
         """
         q, k, v = turned(tensors[Q], tensors), tensors[K], tensors[V]
         if TABLE not in tensors:
-            bias, mask = self._tile(part, tensors)
+            bias, mask, joined = self._tile(part, tensors, q, k)
         else:
-            table, mask = tensors[TABLE], None
+            table, mask, joined = tensors[TABLE], None, False
             if self.table_has_mask:
                 table = table.to(mask_dtype(q))
             bias = _toeplitz(table, q.shape[2], part.key_counts)
             if not self.table_has_mask:
-                finite = bias != -torch.inf
-                mask, bias = self._mask(part), torch.where(finite, bias, 0.0)
-                mask = finite if mask is None else finite & mask.flip(2)
+                mask = self._mask(part)
+                mask = None if mask is None else mask.flip(2)
+                bias, mask, joined = self._joined(bias, mask, q, k, table)
         if mask is not None and may_be_fully_masked(self.call):
             q, k, v = zero_fully_masked(q, k, v, mask)
-        return Masked(q, k, v, bias, mask)
+        return Masked(q, k, v, bias, mask, joined)
 
-    def _tile(self, part: Part, tensors: Tensors) -> tuple[Tensor | None, Tensor | None]:
-        """Bias and mask of a part, pair by pair."""
+    def _tile(
+        self, part: Part, tensors: Tensors, q: Tensor, k: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, bool]:
+        """Bias and mask of a part, pair by pair, and whether they are joined."""
         call, mask, bias = self.call, self._mask(part), tensors.get(EXTRA_BIAS)
         if has_bias(call.scheme):
             query, key = call.query.select(part.queries), _keys_of(part, call.key)
@@ -223,14 +225,31 @@ class Job(NamedTuple):
             bias = term if bias is None or term is None else bias + term
             bias = tensors.get(EXTRA_BIAS) if bias is None else bias
         if bias is None:
-            return None, mask
-        if self.sees_itself and (self.has_key_bias or is_true(bias.detach().amin() > -torch.inf)):
+            return None, mask, False
+        # A bias by key has the same span in each row.
+        return self._joined(bias, mask, q, k, bias[:, :, :1] if self.has_key_bias else bias)
+
+    def _joined(
+        self, bias: Tensor, mask: Tensor | None, q: Tensor, k: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor | None, bool]:
+        """Bias and mask of a part, and whether the first has the second.
+
+        ``values`` are among those of the bias, and span as much as any row of it.
+        """
+        lowest, highest = values.detach().aminmax()
+        finite = self.has_key_bias or is_true((lowest > -torch.inf) & (highest < torch.inf))
+        joined = False
+        if not finite:
+            shown = bias != -torch.inf
+            mask = shown if mask is None else mask & shown
+            bias = torch.where(shown, bias, 0.0)
+        elif mask is not None and (self.sees_itself or not self.whole_scores):
             # Adding takes an eighth of the time of where(mask, bias, -inf).
-            hidden = None if mask is None else torch.where(mask, 0.0, -torch.inf).to(bias.dtype)
-            return bias if hidden is None else bias + hidden, None
-        finite = bias != -torch.inf
-        mask = finite if mask is None else mask & finite
-        return torch.where(finite, bias, 0.0), mask
+            bias, joined = bias + torch.where(mask, 0.0, -torch.inf).to(bias.dtype), True
+        if not self.whole_scores and may_underflow(lowest, highest):
+            seen, is_new = None if joined else mask, joined or not finite
+            bias = without_negligible(self.call, bias, seen, q, k, may_change=is_new)
+        return bias, None if joined and self.sees_itself else mask, joined
 
     def _decay(self, part: Part, tensors: Tensors) -> ChannelDecay:
         """How the channels of a part's scores decay."""
@@ -255,13 +274,17 @@ class Job(NamedTuple):
 
 
 class Masked(NamedTuple):
-    """Queries, keys and values of a part; a bias and a mask, if any, for each of their pairs."""
+    """Queries, keys and values of a part; a bias and a mask, if any, for each of their pairs.
+
+    ``joined`` says that the bias is ``-inf`` where the mask hides; without a mask it always is.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     bias: Tensor | None
     mask: Tensor | None
+    joined: bool = False
 
 
 def turned(rows: Tensor, tensors: Tensors) -> Tensor:
@@ -387,15 +410,9 @@ def _with_mask(call: Call, table: Tensor, dtype: torch.dtype) -> Tensor:
 
 @torch.no_grad()
 def _may_underflow(call: Call, table: Tensor) -> bool:
-    """Whether visible entries are so low that weights may be subnormal numbers.
-
-    In float32 these are weights whose score is 87 to 104 below the highest one of its row. Scores
-    without a bias seldom differ by a third of that.
-    """
-    span = -math.log(torch.finfo(table.dtype).smallest_normal) * 2 / 3
-    own = table[:, call.k.shape[2] - 1 : call.k.shape[2]]
-    low = visible_by_distance(call) & (table < own - span) & (table > -torch.inf)
-    return is_true(low.any())
+    """Whether visible entries are so low that a look pays."""
+    visible = torch.where(visible_by_distance(call), table, -torch.inf)
+    return lowest_by_distance(visible, call.k.shape[2] - 1) is not None
 
 
 @torch.no_grad()

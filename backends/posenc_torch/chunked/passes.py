@@ -32,7 +32,7 @@ class Fused(torch.autograd.Function):
         for part in job.parts:
             slices = job.slices(part, given)
             one = job.masked(part, slices)
-            term, fully_masked = as_attn_mask(one.bias, one.mask, mask_dtype(q))
+            term, fully_masked = as_attn_mask(one.bias, one.mask, mask_dtype(q), one.joined)
             result = fused.forward(one.q, one.k, one.v, term, job.call.scale)
             part_out = result.out[..., : out.shape[3]]
             if fully_masked is not None:
@@ -66,10 +66,10 @@ class Fused(torch.autograd.Function):
                 tensors = {n: t.detach() for n, t in job.slices(part, given).items()}
                 learned = {n: tensors[n].requires_grad_() for n in leaves}
                 with torch.set_grad_enabled(bool(learned)):
-                    q, k, v, bias, mask = job.masked(part, tensors)
+                    q, k, v, bias, mask, joined = job.masked(part, tensors)
                 d_part = turned(d_out[:, part.heads, part.queries], tensors)
                 detached = None if bias is None else bias.detach()
-                term, fully_masked = as_attn_mask(detached, mask, mask_dtype(q))
+                term, fully_masked = as_attn_mask(detached, mask, mask_dtype(q), joined)
                 if fully_masked is not None:
                     d_part = torch.where(fully_masked, 0.0, d_part)
                 vectors: tuple[Tensor, Tensor, Tensor] | None = None
