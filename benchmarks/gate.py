@@ -11,6 +11,9 @@ decide:
 - Counts of what does not vary: Python calls and PyTorch operations of a call, instructions of a
   program that XLA compiled. A call is slower if one of them grew by more than ``--more``.
 
+Subnormal numbers cost nothing on some processors and a hundredfold on others. So it names the
+processor, and the calls that are more than ``--slower`` times as fast where they are taken for 0.
+
 ``--same N`` compares ``BASE`` with itself N times, and prints how often that gives a false alarm.
 """
 
@@ -37,6 +40,7 @@ from harness import record  # noqa: E402
 from harness.sources import ROOT, checkout, git  # noqa: E402
 
 _TURN = 0.03  # seconds of a turn, if a call is shorter
+_FLUSHED = 5  # pairs of turns with and without subnormal numbers
 _ONE_THREAD = {
     "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NPROC": "1",
     "OMP_WAIT_POLICY": "PASSIVE", "PYTHONHASHSEED": "0",
@@ -54,11 +58,14 @@ class Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tree,
         )  # fmt: skip
 
-    def ask(self, name: str, calls: int = 0) -> dict[str, Any]:
-        """Seconds of some calls; the counts of one, if ``calls`` is 0."""
+    def ask(self, name: str, calls: int = 0, *, flush: bool = False) -> dict[str, Any]:
+        """Seconds of some calls; the counts of one, if ``calls`` is 0.
+
+        With ``flush``, subnormal numbers are 0.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"name": name, "calls": calls}) + "\n")
+        self._process.stdin.write(json.dumps({"name": name, "calls": calls, "flush": flush}) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
@@ -85,6 +92,8 @@ class Guarded:
         The same of the second measurement; empty if there was none.
     counts
         Kind -> counts with the old and the new sources; those that vary are left out.
+    subnormal
+        Time with the new sources divided by that where subnormal numbers are 0.
     why_not
         Why it was not compared.
     """
@@ -92,6 +101,7 @@ class Guarded:
     ratios: list[float]
     again: list[float]
     counts: dict[str, tuple[int, int]]
+    subnormal: float = 1.0
     why_not: str | None = None
 
     def is_slower(self, slower: float) -> bool:
@@ -116,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _false_alarms(old, names, options)
         new = ROOT if options.head is None else stack.enter_context(_sources(options.head))
         found = _compare(old, new, names, options)
-    print(_table(found, options))
+    print(f"on {record.processor()}\n\n{_table(found, options)}")
     return int(any(_alarm(one, options) for one in found.values()))
 
 
@@ -184,8 +194,19 @@ def _pair(
             seconds = {side: side.ask(name, calls)["seconds"] for side in order}
             ratios.append(seconds[sides[1]] / seconds[sides[0]])
         one.ratios.append(statistics.median(ratios))
+        if with_counts:
+            one.subnormal = _subnormal(sides[1], name, calls)
     for side in sides:
         side.end()
+
+
+def _subnormal(side: Worker, name: str, calls: int) -> float:
+    """Time of a call divided by that where subnormal numbers are 0."""
+    ratios: list[float] = []
+    for _ in range(_FLUSHED):
+        plain, flushed = (side.ask(name, calls, flush=f)["seconds"] for f in (False, True))
+        ratios.append(plain / flushed)
+    return statistics.median(ratios)
 
 
 def _alarm(one: Guarded, options: argparse.Namespace) -> bool:
@@ -200,12 +221,17 @@ def _table(found: Mapping[str, Guarded], options: argparse.Namespace) -> str:
             f"{min(one.ratios):.3f} .. {max(one.ratios):.3f}" if one.ratios else None,
             f"{statistics.median(one.again):.3f}" if one.again else None,
             "; ".join(f"{old} -> {new} {kind}" for kind, (old, new) in one.counts.items()),
-            one.why_not or ("SLOWER" if _alarm(one, options) else "ok"),
+            one.why_not or ("SLOWER" if _alarm(one, options) else "ok") + _trap(one, options),
         ]
         for name, one in found.items()
     ]
     head = ["call", "new / old time", "of all pairs", "again", "counts of one call", ""]
     return record.table(head, rows)
+
+
+def _trap(one: Guarded, options: argparse.Namespace) -> str:
+    high = one.subnormal > options.slower
+    return f"; {one.subnormal:.2f} of the time without subnormal numbers" if high else ""
 
 
 @contextmanager

@@ -67,7 +67,6 @@ from posenc.attn.embedding_only import attention_part
 from posenc.attn.folded import fold_key_bias, folded_width, why_not_foldable
 from posenc.attn.fully_masked import (
     may_be_fully_masked,
-    not_fully_masked,
     zero_fully_masked,
     zero_unless,
 )
@@ -232,7 +231,6 @@ __all__ = [
     "nearest",
     "needs_own_hidden",
     "negligible_blocks",
-    "not_fully_masked",
     "of_queries",
     "plan_unless",
     "prepare",

@@ -19,6 +19,7 @@ from posenc.backend import (
     has_channel_decay,
     may_be_fully_masked,
 )
+from posenc_torch.booleans import all_of, any_of, hiding
 from posenc_torch.diagonals import mask_of, mask_table
 from posenc_torch.fully_masked import zero_fully_masked
 from posenc_torch.tables import gather_pairs
@@ -198,7 +199,7 @@ def _by_pair(call: Call) -> _Pairs:
     if not may_read(call.q):
         return _Pairs(*call.bias_and_visible(gather_pairs))
     bias, mask = call.bias(gather_pairs), call.visible()
-    if mask is not None and mask.all().item():
+    if mask is not None and all_of(mask).item():
         mask = None
     if bias is None:
         return _Pairs(None, mask)
@@ -209,7 +210,7 @@ def _by_pair(call: Call) -> _Pairs:
     if mask is None or not sees_itself(call):
         return _Pairs(bias, mask, is_low)
     # Adding takes an eighth of the time of where(mask, bias, -inf).
-    bias = bias + torch.where(mask, 0.0, -torch.inf).to(bias.dtype)
+    bias = bias + hiding(mask, bias.dtype)
     return _Pairs(bias, None, is_low, is_new=True)
 
 
@@ -327,7 +328,7 @@ def as_attn_mask(
         bias = _minus_row_max(bias, mask)
     if mask is None:
         return bias if bias is None or bias.dtype == dtype else bias.to(dtype), None
-    sees = mask.any(dim=-1, keepdim=True)
+    sees = any_of(mask, -1, keepdim=True)
     if may_read(mask) and sees.all().item():
         return mask if bias is None else _hidden(bias, mask, joined).to(dtype), None
     fully_masked = ~sees

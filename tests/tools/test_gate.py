@@ -69,6 +69,24 @@ def test_processor_time_counts_work_and_child_processes_not_waiting():
     assert worker.seconds(lambda: subprocess.run(child, check=True), 1) > 1e-3
 
 
+def test_a_call_that_subnormal_numbers_slow_down_is_named():
+    options = gate._options(["HEAD"])
+    one = ratios(1.0)
+    assert "subnormal" not in gate._table({"call": one}, options)
+    one.subnormal = 1.62
+    assert "ok; 1.62 of the time without subnormal numbers" in gate._table({"call": one}, options)
+
+
+def test_a_worker_takes_subnormal_numbers_for_0_as_long_as_it_is_asked():
+    torch = pytest.importorskip("torch")
+    small = lambda: (torch.tensor([2e-38]) / 4).item()  # noqa: E731
+    with worker.flushing(True):
+        assert small() == 0
+    assert small() > 0
+    with worker.flushing(False):
+        assert small() > 0
+
+
 def test_an_unknown_commit_and_a_name_that_is_not_guarded_are_errors():
     with pytest.raises(SystemExit, match="commits or branches of this clone, got 'nowhere'"):
         gate.main(["nowhere"])

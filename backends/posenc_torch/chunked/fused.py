@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
+from posenc_torch.booleans import hiding
 from posenc_torch.sdpa import of_one_width, shares_keys
 
 _FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
@@ -95,4 +96,4 @@ def _floats(mask: Tensor | None, q: Tensor) -> Tensor | None:
     """A mask of booleans as numbers to add, as SDPA makes them."""
     if mask is None or mask.dtype != torch.bool:
         return mask
-    return torch.where(mask, 0.0, -torch.inf).to(q.dtype)
+    return hiding(mask, q.dtype)

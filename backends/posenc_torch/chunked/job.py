@@ -27,6 +27,7 @@ from posenc.backend import (
     visible_by_distance,
     visible_pairs,
 )
+from posenc_torch.booleans import hiding
 from posenc_torch.chunked import fused
 from posenc_torch.chunked.decay import decayed_scores
 from posenc_torch.chunked.decided import Shown, decides, with_decided
@@ -245,7 +246,7 @@ class Job(NamedTuple):
             bias = torch.where(shown, bias, 0.0)
         elif mask is not None and (self.sees_itself or not self.whole_scores):
             # Adding takes an eighth of the time of where(mask, bias, -inf).
-            bias, joined = bias + torch.where(mask, 0.0, -torch.inf).to(bias.dtype), True
+            bias, joined = bias + hiding(mask, bias.dtype), True
         if not self.whole_scores and may_underflow(lowest, highest):
             seen, is_new = None if joined else mask, joined or not finite
             bias = without_negligible(self.call, bias, seen, q, k, may_change=is_new)
