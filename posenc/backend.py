@@ -19,8 +19,8 @@ whole rows             ``of_queries``: a call of some queries, for a scheme that
                        scores (``adjusts_rows``); ``queries_of``
 decay of channels      ``ChannelDecay``: anchored products of a tile; ``has_channel_decay``
 fully masked rows      ``may_be_fully_masked``, ``zero_fully_masked``
-negligible keys        ``negligible_blocks``, ``Bounds``, ``entry_margin``: their weights round to
-                       nothing
+negligible keys        ``negligible_blocks``, ``Bounds``, ``entry_margin``, ``max_scores``: their
+                       weights round to nothing
 params                 ``as_mapping``, ``merge_constants``, ``head_views``, ``tile_views``,
                        ``without_prefix``
 tables of tokens       ``ReadTable``: how a backend reads them; ``broadcast_index``
@@ -93,6 +93,7 @@ from posenc.attn.merge import (
 from posenc.attn.negligible import (
     Bounds,
     entry_margin,
+    max_scores,
     may_have_negligible_blocks,
     negligible_blocks,
 )
@@ -223,6 +224,7 @@ __all__ = [
     "is_exporting",
     "is_function",
     "lookback",
+    "max_scores",
     "may_be_fully_masked",
     "may_have_negligible_blocks",
     "merge_constants",

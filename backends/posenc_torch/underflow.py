@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.backend import Call, entry_margin
+from posenc.backend import Call, entry_margin, max_scores
 from posenc_torch.fully_masked import is_true
 
 _ALIKE = 4.0  # rows whose highest biases differ by no more have one threshold
@@ -80,16 +80,12 @@ def without_negligible(
 def negligible_depth(call: Call, largest: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """How far below another one of its row a bias must be for its key to be negligible.
 
-    The score of the key with the other bias is at least that bias less ``|scale| max|q| max|k|``.
-    Those of all others are at most their bias and as much. ``largest`` is the largest absolute
-    value of the other biases.
+    The score of the key with the other bias is at least that bias less the largest score without
+    bias. Those of all others are at most their bias and as much. ``largest`` is the largest
+    absolute value of the other biases.
     """
-    floats, dim = torch.finfo(call.dtype), q.shape[3]
-    # Squares of very small numbers underflow: a norm may be larger than computed by this much.
-    underflow = math.sqrt(dim * floats.smallest_normal)
-    norms = [torch.linalg.vector_norm(a.to(call.dtype), dim=-1).amax() + underflow for a in (q, k)]
-    score = abs(call.scale) * norms[0] * norms[1]
+    score = max_scores(call, q, k).amax()
     # Norms of D channels and their products take 2 D + 20 roundings of the score, and the bias 8.
-    rounding = floats.eps * ((dim + 18) * score + 8 * largest)
+    rounding = torch.finfo(call.dtype).eps * ((q.shape[3] + 18) * score + 8 * largest)
     depth: Tensor = 2 * score + rounding + entry_margin(call, math.log(k.shape[2]))
     return depth

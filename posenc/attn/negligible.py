@@ -219,20 +219,14 @@ def _score_bounds(call: Call) -> tuple[Array, Array]:
 
     Both are ``(B, H, Q)``. If the query does not see its own key, the second is ``-inf``.
     """
-    xp, (batch, heads, q_len, dim) = call.xp, call.q.shape
-    kv_heads, k_len = call.k.shape[1], call.k.shape[2]
-    q, k = (xp.astype(a, call.dtype, copy=False) for a in (call.q, call.k))
-    q = xp.reshape(q, (batch, kv_heads, heads // kv_heads, q_len, dim))
-    # Squares of very small numbers underflow: a norm may be larger than computed by this much.
-    underflow = math.sqrt(dim * float(xp.finfo(call.dtype).smallest_normal))
-    longest = xp.max(xp.linalg.vector_norm(k, axis=-1), axis=-1)[:, :, None, None] + underflow
-    max_score = abs(call.scale) * longest * (xp.linalg.vector_norm(q, axis=-1) + underflow)
-    max_score = xp.reshape(max_score, (batch, heads, q_len))
+    xp, (batch, heads, q_len, _), k_len = call.xp, call.q.shape, call.k.shape[2]
+    max_score = max_scores(call, call.q, call.k)
     if q_len > k_len:
         return max_score, xp.full_like(max_score, -math.inf)
     first = k_len - q_len
+    q, k = (xp.astype(a, call.dtype, copy=False) for a in (call.q, call.k))
     # Not vecdot: a GPU may multiply matrices in TF32, and the bound would be none.
-    own_score = call.scale * xp.sum(q * k[:, :, None, first:, :], axis=-1)
+    own_score = call.scale * xp.sum(_by_key_head(call, q, k) * k[:, :, None, first:, :], axis=-1)
     own_score = xp.reshape(own_score, (batch, heads, q_len))
     segments: tuple[Array, ...] = ()
     query, key = call.query, call.key.select(slice(first, None))
@@ -243,6 +237,26 @@ def _score_bounds(call: Call) -> tuple[Array, Array]:
         return max_score, own_score
     mask = mask[None, None, :] if len(mask.shape) == 1 else mask[:, None, :]
     return max_score, xp.where(mask, own_score, -math.inf)
+
+
+def max_scores(call: Call, q: Array, k: Array) -> Array:
+    """The largest possible score of each query without bias, ``(B, H, Q)``: a product of norms.
+
+    ``q`` and ``k`` are those of a call or of a part of it.
+    """
+    xp, dim = call.xp, q.shape[3]
+    q, k = (xp.astype(a, call.dtype, copy=False) for a in (q, k))
+    # Squares of very small numbers underflow: a norm may be larger than computed by this much.
+    underflow = math.sqrt(dim * float(xp.finfo(call.dtype).smallest_normal))
+    longest = xp.max(xp.linalg.vector_norm(k, axis=-1), axis=-1)[:, :, None, None] + underflow
+    norms = xp.linalg.vector_norm(_by_key_head(call, q, k), axis=-1) + underflow
+    return xp.reshape(abs(call.scale) * longest * norms, q.shape[:3])
+
+
+def _by_key_head(call: Call, q: Array, k: Array) -> Array:
+    """Queries ``(B, Hk, H / Hk, Q, D)``."""
+    (batch, heads, q_len, dim), kv_heads = q.shape, k.shape[1]
+    return call.xp.reshape(q, (batch, kv_heads, heads // kv_heads, q_len, dim))
 
 
 def _largest(bias: Array, xp: Namespace) -> Array:

@@ -98,7 +98,7 @@ def run(options: dict[str, Any]) -> int:
     facts = {**model.facts(), "posenc": _code(model)}
     rows = {UNTOUCHED: None} | {label: about(scheme) for label, scheme in schemes.items()}
     probe = Probe(rows, text, source, setting, facts)
-    folder = out / FOLDER if options["dry_run"] else make_folder(out)
+    folder = out / FOLDER
     records = kept(probe.pieces(), folder)
     have = {record["run"] for record in records}
     missing = [piece for piece in probe.pieces() if piece.run not in have]
@@ -118,6 +118,7 @@ def run(options: dict[str, Any]) -> int:
         print(f"all {len(records)} pieces are in {folder}")
     if options["dry_run"]:
         return 0
+    make_folder(out)
     notes += model.notes
     versions = {**facts, "folder": str(model.folder), "device": model.device_name}
     title = f"{model.folder.resolve().name} by length"

@@ -285,6 +285,7 @@ def test_bad_input_is_one_line(name, folder, ids, tmp_path, capsys, monkeypatch)
     assert status == 2
     assert message in error
     assert len(error.strip().splitlines()) == 1 or name == "of both heads"
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_length_beyond_a_table_of_positions_is_an_error_that_says_so(tmp_path, ids, capsys):

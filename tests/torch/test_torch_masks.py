@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import posenc_torch
 from posenc.attn.arguments import Arguments
 from posenc.attn.prepare import prepare
-from posenc_torch import sdpa
+from posenc_torch import attn_mask, sdpa
 from posenc_torch.chunked import job, passes
 from posenc_torch.chunked.job import Job, table_of
 from posenc_torch.chunked.tensors import tensors_of
@@ -37,7 +37,7 @@ MASKED = ("sdpa", "chunked")  # implementations whose masks are SDPA's
 def masks(request, monkeypatch):
     """Masks as on either device; the rest runs on a CPU."""
     if request.param == "on_a_gpu":
-        for module in (sdpa, job, passes):
+        for module in (attn_mask, sdpa, job, passes):
             monkeypatch.setattr(module, "mask_dtype", lambda q: q.dtype)
 
 

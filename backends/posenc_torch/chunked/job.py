@@ -27,6 +27,7 @@ from posenc.backend import (
     visible_by_distance,
     visible_pairs,
 )
+from posenc_torch.attn_mask import mask_dtype, sees_itself
 from posenc_torch.booleans import hiding
 from posenc_torch.chunked import fused
 from posenc_torch.chunked.decay import decayed_scores
@@ -47,7 +48,7 @@ from posenc_torch.chunked.tensors import (
     views,
 )
 from posenc_torch.fully_masked import is_true, zero_fully_masked
-from posenc_torch.sdpa import mask_dtype, masked_sdpa, sees_itself
+from posenc_torch.sdpa import masked_sdpa
 from posenc_torch.tables import read_by_distance
 from posenc_torch.underflow import lowest_by_distance, may_underflow, without_negligible
 from posenc_torch.weights import exp
@@ -244,6 +245,7 @@ class Job(NamedTuple):
             shown = bias != -torch.inf
             mask = shown if mask is None else mask & shown
             bias = torch.where(shown, bias, 0.0)
+            lowest, highest = bias.detach().aminmax()  # of the keys that it shows
         elif mask is not None and (self.sees_itself or not self.whole_scores):
             # Adding takes an eighth of the time of where(mask, bias, -inf).
             bias, joined = bias + hiding(mask, bias.dtype), True

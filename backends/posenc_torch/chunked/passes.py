@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from posenc.backend import LogSumExp
+from posenc_torch.attn_mask import as_attn_mask, mask_dtype
 from posenc_torch.chunked import fused
 from posenc_torch.chunked.by_key import KeySums, serves
 from posenc_torch.chunked.job import Job, turned
 from posenc_torch.chunked.parts import Part
 from posenc_torch.chunked.scores import Scores
 from posenc_torch.chunked.tensors import TABLE, K, Q, Slot, Tensors, V
-from posenc_torch.sdpa import as_attn_mask, mask_dtype
 
 
 class Fused(torch.autograd.Function):

@@ -1,0 +1,221 @@
+"""What SDPA adds to scores: a call's bias and mask as one ``attn_mask``.
+
+On a CPU without keys that are negligible, so that no weight is a subnormal number.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posenc.backend import Call, may_be_fully_masked
+from posenc_torch.booleans import all_of, any_of, hiding
+from posenc_torch.diagonals import mask_of, mask_table
+from posenc_torch.tables import gather_pairs
+from posenc_torch.tracing import constant_in_programs, may_read
+from posenc_torch.underflow import (
+    lowest_by_distance,
+    may_underflow,
+    negligible_depth,
+    without_negligible,
+)
+
+
+def bias_and_mask(call: Call) -> tuple[str | None, Tensor | None, Tensor | None]:
+    """The bias and the visible pairs, or both in the first; before them, what layers share it by.
+
+    On a CPU without keys that are negligible, so that no weight is a subnormal number.
+    """
+    table = _table(call)
+    if table is not None:
+        depth = _negligible_from(call, table)
+        name = f"by distance to {depth}"
+        return name, call.once(name, lambda: _mask_to(call, table, depth)), None
+    pairs = _pairs(call)
+    bias, mask = pairs.bias, pairs.mask
+    if bias is None or not _pairs_may_go(call, pairs):
+        return "by pair", bias, mask
+    may_change = pairs.is_new and call.shared is None
+    bias = without_negligible(call, bias, mask, call.q, call.k, may_change=may_change)
+    return None, bias, mask
+
+
+def vectors_decide(call: Call) -> bool:
+    """Whether keys may be negligible, so that masks of layers differ."""
+    table = _table(call)
+    return _pairs_may_go(call, _pairs(call)) if table is None else _lowest(call, table) is not None
+
+
+def shared_attn_mask(
+    call: Call, name: str | None, bias: Tensor | None, mask: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """``as_attn_mask`` of this call, once for all layers that have the name."""
+
+    def make() -> tuple[Tensor | None, Tensor | None]:
+        return as_attn_mask(bias, mask, mask_dtype(call.q))
+
+    return make() if name is None else call.once(f"attn_mask, {name}", make)
+
+
+def as_attn_mask(
+    bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype, joined: bool = False
+) -> tuple[Tensor | None, Tensor | None]:
+    """Bias and mask as one ``attn_mask``, and which rows ``(..., Q, 1)`` are fully masked.
+
+    A fully masked row attends to everything under the first, so its result has to be set to 0. The
+    second is None without a mask. ``joined`` says that the bias is ``-inf`` where the mask hides.
+    """
+    if bias is not None and bias.dtype != dtype:
+        bias = _minus_row_max(bias, mask)
+    if mask is None:
+        return bias if bias is None or bias.dtype == dtype else bias.to(dtype), None
+    sees = any_of(mask, -1, keepdim=True)
+    if may_read(mask) and sees.all().item():
+        return mask if bias is None else _hidden(bias, mask, joined).to(dtype), None
+    fully_masked = ~sees
+    mask = mask | fully_masked
+    if bias is None:
+        return mask, fully_masked
+    # 0 in fully masked rows too: an overflow there makes gradients of 0 times infinity.
+    visible = _hidden(bias, mask, joined)
+    return torch.where(fully_masked, 0.0, visible).to(dtype), fully_masked
+
+
+def _hidden(bias: Tensor, mask: Tensor, joined: bool) -> Tensor:
+    """The bias, ``-inf`` where the mask hides."""
+    return bias if joined else torch.where(mask, bias, -torch.inf)
+
+
+def _minus_row_max(bias: Tensor, mask: Tensor | None) -> Tensor:
+    """The bias minus its highest visible value per row: half precision then holds near keys.
+
+    Softmax does not change when a number is added to a whole row.
+    """
+    visible = bias if mask is None else torch.where(mask, bias, -torch.inf)
+    row_max = visible.detach().amax(dim=-1, keepdim=True)
+    return bias - torch.where(row_max == -torch.inf, 0.0, row_max)
+
+
+def _pairs_may_go(call: Call, pairs: _Pairs) -> bool:
+    # The score of a sink is no part of the bias, of which a number is taken off.
+    return pairs.is_low and _is_worth_a_look(call) and call.sink is None
+
+
+def _is_worth_a_look(call: Call) -> bool:
+    """Whether a backward pass multiplies weights: a forward pass gains no more than a look takes.
+
+    Not of few queries, whose scores are fewer than the channels of keys.
+    """
+    if call.q.shape[2] < call.q.shape[3] or not torch.is_grad_enabled():
+        return False
+    arrays = (call.q, call.k, call.v, *call.arrays.values())
+    return any(isinstance(a, Tensor) and a.requires_grad for a in arrays)
+
+
+def _table(call: Call) -> Tensor | None:
+    """The bias and the mask by distance, if they are."""
+    return call.once("mask by distance", lambda: mask_table(call))
+
+
+def _lowest(call: Call, table: Tensor) -> float | None:
+    """How far a table is below the bias of the own key; None where it does not matter."""
+    own = call.k.shape[2] - 1
+    if not _is_worth_a_look(call):
+        return None
+    return call.once("depth of the mask", lambda: lowest_by_distance(table, own))
+
+
+def _negligible_from(call: Call, table: Tensor) -> float | None:
+    """How far below that of the own key a bias by distance is negligible for every query.
+
+    None where no key is. A multiple of 8, so that most layers of a pass share a mask.
+    """
+    if (lowest := _lowest(call, table)) is None:
+        return None
+    own = table.detach()[:, call.k.shape[2] - 1].abs().amax()
+    depth: float = negligible_depth(call, own, call.q, call.k).item()
+    return 8.0 * math.ceil(depth / 8) if depth < lowest else None  # NaN is not
+
+
+def _mask_to(call: Call, table: Tensor, depth: float | None) -> Tensor:
+    """All pairs of a table, with ``-inf`` from a depth on."""
+    q_len, k_len = call.q.shape[2], call.k.shape[2]
+    if depth is not None:
+        table = torch.where(table <= table[:, k_len - 1, None] - depth, -torch.inf, table)
+    return mask_of(table, q_len, k_len)
+
+
+class _Pairs(NamedTuple):
+    """The bias and the visible pairs.
+
+    Attributes
+    ----------
+    bias, mask
+        Either may be None.
+    is_low
+        Whether the bias spans so much that some keys may be negligible.
+    is_new
+        Whether nobody else holds the memory of the bias.
+    """
+
+    bias: Tensor | None
+    mask: Tensor | None
+    is_low: bool = False
+    is_new: bool = False
+
+
+def _pairs(call: Call) -> _Pairs:
+    return call.once("pairs", lambda: _by_pair(call))
+
+
+def _by_pair(call: Call) -> _Pairs:
+    """The bias and the visible pairs; where values can be read, with what they make unnecessary.
+
+    The pairs are None if all are visible, as in a decoding step, or if ``-inf`` in the bias hides
+    the others.
+    """
+    if not may_read(call.q):
+        return _Pairs(*call.bias_and_visible(gather_pairs))
+    bias, mask = call.bias(gather_pairs), call.visible()
+    if mask is not None and all_of(mask).item():
+        mask = None
+    if bias is None:
+        return _Pairs(None, mask)
+    lowest, highest = bias.detach().aminmax()
+    if not (lowest.item() > -torch.inf and highest.item() < torch.inf):  # NaN is neither
+        bias, mask = call.split_bias(bias, mask)
+        return _Pairs(bias, mask, may_underflow(*bias.detach().aminmax()), is_new=True)
+    is_low = may_underflow(lowest, highest)
+    if mask is None or not sees_itself(call):
+        return _Pairs(bias, mask, is_low)
+    # Adding takes an eighth of the time of where(mask, bias, -inf).
+    bias = bias + hiding(mask, bias.dtype)
+    return _Pairs(bias, None, is_low, is_new=True)
+
+
+def sees_itself(call: Call) -> bool:
+    """Whether every query sees its own key, if no bias hides it."""
+    in_window = all(side is None or side >= 0 for side in call.window or ())
+    return in_window and not may_be_fully_masked(call)
+
+
+def mask_dtype(q: Tensor) -> torch.dtype:
+    """The dtype in which SDPA takes a bias as its mask: q's, but float32 at least on a CPU.
+
+    On a CPU its kernels add a float32 mask to float32 scores, whatever the dtype of q.
+    """
+    # Allowed to add in half precision, SDPA fails to compile with a wider mask (pytorch 161936).
+    if q.device.type != "cpu" or _may_add_in_half_precision():
+        return q.dtype
+    return torch.promote_types(q.dtype, torch.float32)
+
+
+@constant_in_programs
+def _may_add_in_half_precision() -> bool:
+    """Whether the user lets SDPA add in half precision where it has no fused kernel."""
+    cuda = torch.backends.cuda  # the switch is for CPUs too
+    allowed: bool = cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
+    return allowed
