@@ -54,7 +54,8 @@ from posenc_torch import folded
 from posenc_torch.chunked import implementation as chunked
 from posenc_torch.chunked import parts
 from posenc_torch.chunked import scores as scores_of_parts
-from posenc_torch.chunked.job import Job, table_of
+from posenc_torch.chunked.job import Job
+from posenc_torch.chunked.table import table_of
 from posenc_torch.chunked.tensors import TABLE, tensors_of
 from posenc_torch.flex import programs
 

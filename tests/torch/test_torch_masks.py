@@ -26,7 +26,8 @@ from posenc.attn.arguments import Arguments
 from posenc.attn.prepare import prepare
 from posenc_torch import attn_mask, sdpa
 from posenc_torch.chunked import job, passes
-from posenc_torch.chunked.job import Job, table_of
+from posenc_torch.chunked.job import Job
+from posenc_torch.chunked.table import table_of
 from posenc_torch.chunked.tensors import tensors_of
 
 HALF = ("float16", "bfloat16")

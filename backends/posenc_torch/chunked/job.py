@@ -18,22 +18,20 @@ from posenc.backend import (
     Tokens,
     as_column,
     as_row,
-    bias_by_distance,
     bias_by_key,
     dense_bias,
     has_bias,
     has_channel_decay,
     may_be_fully_masked,
-    visible_by_distance,
     visible_pairs,
 )
 from posenc_torch.attn_mask import mask_dtype, sees_itself
 from posenc_torch.booleans import hiding
 from posenc_torch.chunked import fused
-from posenc_torch.chunked.decay import decayed_scores
 from posenc_torch.chunked.decided import Shown, decides, with_decided
 from posenc_torch.chunked.parts import Part, parts
 from posenc_torch.chunked.scores import Diagonals, Scores, Vectors
+from posenc_torch.chunked.table import far, toeplitz, with_mask
 from posenc_torch.chunked.tensors import (
     EXTRA_BIAS,
     TABLE,
@@ -47,11 +45,11 @@ from posenc_torch.chunked.tensors import (
     named,
     views,
 )
+from posenc_torch.chunked.whole_scores import attend, needs_whole_scores
 from posenc_torch.fully_masked import is_true, zero_fully_masked
 from posenc_torch.sdpa import masked_sdpa
 from posenc_torch.tables import read_by_distance
-from posenc_torch.underflow import lowest_by_distance, may_underflow, without_negligible
-from posenc_torch.weights import exp
+from posenc_torch.underflow import may_underflow, without_negligible
 
 
 class Job(NamedTuple):
@@ -97,21 +95,11 @@ class Job(NamedTuple):
     @classmethod
     def of(cls, call: Call, tensors: dict[Slot, Tensor]) -> tuple[Job, dict[Slot, Tensor]]:
         """The job, and its tensors by name; a table may now hold the mask, and less bias."""
-        table, dtype = tensors.get(TABLE), mask_dtype(tensors[Q])
-        whole_scores = _whole_scores(call)
-        table_has_mask = (
-            table is not None
-            and _mask_is_by_distance(call)
-            and _peaks_at_own_key(call, table, dtype)
-        )
-        if table is not None and table_has_mask:
-            tensors = {**tensors, TABLE: _with_mask(call, table, dtype)}
+        whole_scores, table_has_mask = needs_whole_scores(call), False
         bounds = cache(lambda: _bounds(call))  # for the table and the parts
-        if table is not None and _may_underflow(call, table):
-            negligible = _negligible(table, bounds())
-            if negligible is not None:  # a weight of 0, where it may else be subnormal
-                cut = torch.where(negligible, -torch.inf, tensors[TABLE])
-                tensors = {**tensors, TABLE: cut}
+        if (table := tensors.get(TABLE)) is not None:
+            table, table_has_mask = with_mask(call, table, mask_dtype(tensors[Q]), bounds)
+            tensors = {**tensors, TABLE: table}
         if not table_has_mask:
             tensors = {**tensors, **{Slot(Axes.UNCUT, n): a for n, a in decides(call).items()}}
         # Only autograd keeps tensors for a backward pass: it knows when to free them.
@@ -125,7 +113,7 @@ class Job(NamedTuple):
             bare, tuple(tensors), table_has_mask, sees_itself(call),
             bias_by_key(call) is not None, whole_scores,
             not whole_scores and _is_fused(call, tensors),
-            _far(call) if table_has_mask else None, _largest_first(parts(call, bounds)),
+            far(call) if table_has_mask else None, _largest_first(parts(call, bounds)),
             Shown.of(call),
         )  # fmt: skip
         return job, tensors
@@ -184,7 +172,7 @@ class Job(NamedTuple):
         one = self.masked(part, tensors)
         if self.whole_scores:
             decay = self._decay(part, tensors) if has_channel_decay(self.call.scheme) else None
-            out, lse = _attend_with_lse(self.call, *one[:5], decay)
+            out, lse = attend(self.call, *one[:5], decay)
             return turned(out, tensors), LogSumExp(*(turned(rows, tensors) for rows in lse))
         return turned(masked_sdpa(*one, scale=self.call.scale), tensors), None
 
@@ -201,7 +189,7 @@ class Job(NamedTuple):
             table, mask, joined = tensors[TABLE], None, False
             if self.table_has_mask:
                 table = table.to(mask_dtype(q))
-            bias = _toeplitz(table, q.shape[2], part.key_counts)
+            bias = toeplitz(table, q.shape[2], part.key_counts)
             if not self.table_has_mask:
                 mask = self._mask(part)
                 mask = None if mask is None else mask.flip(2)
@@ -290,6 +278,11 @@ class Masked(NamedTuple):
     joined: bool = False
 
 
+@torch.no_grad()
+def _bounds(call: Call) -> Bounds | None:
+    return Bounds.of(call)
+
+
 def turned(rows: Tensor, tensors: Tensors) -> Tensor:
     """Rows ``(B, H, Q, ...)`` in reverse order if there is a table."""
     return rows.flip(2) if TABLE in tensors else rows
@@ -306,73 +299,9 @@ def _keys_of(part: Part, side: Tokens) -> Tokens:
     return Tokens(pos, seg, places, features={})
 
 
-def _attend_with_lse(
-    call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None,
-    decay: ChannelDecay | None,
-) -> tuple[Tensor, LogSumExp]:  # fmt: skip
-    """Attention of a part and its log-sum-exp from all of its scores, in the working dtype."""
-    dtype, group = call.dtype, q.shape[1] // k.shape[1]
-    q, k, v = (a.to(dtype) for a in (q, k, v))
-    if group > 1:
-        k, v = (a.repeat_interleave(group, dim=1) for a in (k, v))
-    q = q * call.scale
-    scores = call.cap_scores(q @ k.mT if decay is None else decayed_scores(decay, q, k))
-    if bias is not None:
-        scores = scores + bias
-    if mask is not None:
-        scores = torch.where(mask, scores, torch.finfo(dtype).min)
-    row_max = scores.amax(dim=-1, keepdim=True).detach()
-    weights = exp(scores - row_max)
-    if mask is not None:
-        weights = torch.where(mask, weights, 0.0)
-    row_sum = weights.sum(dim=-1, keepdim=True)
-    divisor = torch.where(row_sum == 0, 1.0, row_sum)  # 0 in a fully masked row
-    return (weights / divisor) @ v, LogSumExp.of_weights(row_max[..., 0], row_sum[..., 0], call.xp)
-
-
-def table_of(call: Call) -> Tensor | None:
-    """The bias by distance, ``(H or 1, Q + K - 1)``; 0 for a mask by distance without a bias."""
-    if has_channel_decay(call.scheme):
-        return None  # which would turn the order of queries
-    if has_bias(call.scheme) or call.extra_bias is not None or not call.in_order:
-        return bias_by_distance(call)
-    hides = call.causal or call.window is not None
-    if not (hides and _mask_is_by_distance(call) and sees_itself(call)):
-        return None
-    distances = call.q.shape[2] + call.k.shape[2] - 1
-    return torch.zeros((1, distances), dtype=call.dtype, device=call.q.device)
-
-
-def _whole_scores(call: Call) -> bool:
-    """Whether a part has to compute all of its scores itself, without SDPA."""
-    return call.needs_lse or call.softcap is not None or has_channel_decay(call.scheme)
-
-
-def _mask_is_by_distance(call: Call) -> bool:
-    """Whether distances decide which keys are visible, and SDPA can add the mask."""
-    plain = call.query.seg is None and call.mask.plain and call.mask.first_tokens == 0
-    return plain and not _whole_scores(call)
-
-
 def _meta_like(tensor: Tensor) -> Tensor:
     """A tensor of the same shape and dtype without values."""
     return torch.empty_like(tensor, device="meta", requires_grad=False)
-
-
-def _toeplitz(table: Tensor, count: int, key_counts: Sequence[int]) -> Tensor:
-    """``(1, H or 1, n, K)``: row ``i`` is ``table[:, i : i + K]``; a view.
-
-    Of two ranges of keys each has its own columns, and the result is a copy.
-    """
-    step, one = table.stride()
-    if len(key_counts) == 1:
-        return table.as_strided((1, table.shape[0], count, *key_counts), (0, step, one, one))
-    columns = torch.split(table, [count + keys - 1 for keys in key_counts], dim=1)
-    views = [
-        own.as_strided((1, table.shape[0], count, keys), (0, step, one, one))
-        for own, keys in zip(columns, key_counts, strict=True)
-    ]
-    return torch.cat(views, dim=3)
 
 
 def _is_fused(call: Call, tensors: Tensors) -> bool:
@@ -392,50 +321,3 @@ def _largest_first(some: Iterable[Part]) -> tuple[Part, ...]:
     Under a causal mask, in the order of queries, each is larger than all before it.
     """
     return tuple(sorted(some, key=lambda part: -sum(part.key_counts)))
-
-
-def _far(call: Call) -> int | None:
-    """The nearest distance of far keys, if they are visible; see ``Job``."""
-    left, k_len = call.scheme.constant_beyond()[0], call.k.shape[2]
-    if left is None or left >= k_len:
-        return None
-    return left if is_true(visible_by_distance(call)[k_len - 1 - left]) else None
-
-
-def _with_mask(call: Call, table: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bias by distance with ``-inf`` at hidden distances, for a mask in ``dtype``."""
-    visible = torch.where(visible_by_distance(call), table, -torch.inf)
-    if dtype == table.dtype:
-        return visible
-    # Softmax does not change, and half precision then holds the bias of near keys.
-    return visible - table.detach()[:, call.k.shape[2] - 1, None]
-
-
-@torch.no_grad()
-def _may_underflow(call: Call, table: Tensor) -> bool:
-    """Whether visible entries are so low that a look pays."""
-    visible = torch.where(visible_by_distance(call), table, -torch.inf)
-    return lowest_by_distance(visible, call.k.shape[2] - 1) is not None
-
-
-@torch.no_grad()
-def _bounds(call: Call) -> Bounds | None:
-    return Bounds.of(call)
-
-
-@torch.no_grad()
-def _negligible(table: Tensor, bounds: Bounds | None) -> Tensor | None:
-    """Which entries of the bias by distance every query can do without."""
-    return None if bounds is None else bounds.distances(table)
-
-
-def _peaks_at_own_key(call: Call, table: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the bias of a query's own key is finite and, for a mask in half precision, highest.
-
-    For such a mask the bias of the own key is subtracted. The rest is then at most 0, and half
-    precision holds it best for the keys with the largest bias.
-    """
-    own = table[:, call.k.shape[2] - 1 : call.k.shape[2]]
-    if dtype == table.dtype:
-        return bool(torch.isfinite(own).all())
-    return bool((torch.isfinite(own) & ((table <= own) | ~visible_by_distance(call))).all())

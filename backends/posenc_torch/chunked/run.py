@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from posenc.backend import Call, LogSumExp, adjusts_rows
-from posenc_torch.chunked.job import Job, table_of
+from posenc_torch.chunked.job import Job
 from posenc_torch.chunked.passes import Fused, Recomputed
 from posenc_torch.chunked.rows import by_rows
+from posenc_torch.chunked.table import table_of
 from posenc_torch.chunked.tensors import tensors_of
 
 
