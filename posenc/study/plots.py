@@ -65,11 +65,11 @@ def loss_against_length(
     together = [line for row in panels for lines in row for line in lines]
     each = max(6.25, label_height(max((s for row in panels for s in row), key=len)) / 0.72)
     figure = Figure(figsize=(10, each * len(panels)), dpi=160)
-    limits, width = limits_of(together), 0.43 - label_room(together) / 10
+    limits, width = limits_of(together), 0.418 - label_room(together) / 10
     for row, own in enumerate(studies):
         for index, (title, lines) in enumerate(zip(_TITLES.values(), panels[row], strict=True)):
             up = (0.15 + len(panels) - 1 - row) / len(panels)
-            axes = figure.add_axes((0.065 + 0.5 * index, up, width, 0.72 / len(panels)))
+            axes = figure.add_axes((0.077 + 0.5 * index, up, width, 0.72 / len(panels)))
             _loss_panel(axes, lines, own, limits, title)
     up = 1 - 0.055 / len(panels)
     figure.text(0.015, up, _title(records, summary), fontsize=13, color=INK, parse_math=False)
