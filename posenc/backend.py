@@ -18,6 +18,7 @@ the mask               of positions (``visible``), of a call or tile (``visible_
 whole rows             ``of_queries``: a call of some queries, for a scheme that adjusts rows of
                        scores (``adjusts_rows``); ``queries_of``
 decay of channels      ``ChannelDecay``: anchored products of a tile; ``has_channel_decay``
+padding                ``NO_KEY``, ``NO_QUERY``: the segments of queries and of keys that are none
 fully masked rows      ``may_be_fully_masked``, ``zero_fully_masked``
 negligible keys        ``negligible_blocks``, ``Bounds``, ``entry_margin``, ``max_scores``: their
                        weights round to nothing
@@ -42,7 +43,14 @@ from posenc.apply.feature_needs import (
     summed_features,
 )
 from posenc.apply.shapes import as_column, as_row
-from posenc.attn.arguments import Arguments, check_pair, check_shapes, complete_sides
+from posenc.attn.arguments import (
+    NO_KEY,
+    NO_QUERY,
+    Arguments,
+    check_pair,
+    check_shapes,
+    complete_sides,
+)
 from posenc.attn.bias_forms import (
     bias_by_distance,
     bias_by_key,
@@ -139,6 +147,8 @@ from posenc.positions.integers import (
 )
 
 __all__ = [
+    "NO_KEY",
+    "NO_QUERY",
     "Arguments",
     "Blocks",
     "Bounds",

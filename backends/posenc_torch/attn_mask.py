@@ -17,6 +17,7 @@ from posenc_torch.diagonals import mask_of, mask_table
 from posenc_torch.tables import gather_pairs
 from posenc_torch.tracing import constant_in_programs, may_read
 from posenc_torch.underflow import (
+    is_large,
     lowest_by_distance,
     may_underflow,
     negligible_depth,
@@ -94,9 +95,14 @@ def _minus_row_max(bias: Tensor, mask: Tensor | None) -> Tensor:
 
     Softmax does not change when a number is added to a whole row.
     """
-    visible = bias if mask is None else torch.where(mask, bias, -torch.inf)
-    row_max = visible.detach().amax(dim=-1, keepdim=True)
-    return bias - torch.where(row_max == -torch.inf, 0.0, row_max)
+    return bias - _row_max(bias, mask)
+
+
+def _row_max(bias: Tensor, mask: Tensor | None) -> Tensor:
+    """The highest visible value per row, ``(..., Q, 1)``; 0 in fully masked rows."""
+    visible = bias.detach() if mask is None else torch.where(mask, bias.detach(), -torch.inf)
+    row_max = visible.amax(dim=-1, keepdim=True)
+    return torch.where(row_max == -torch.inf, 0.0, row_max)
 
 
 def _pairs_may_go(call: Call, pairs: _Pairs) -> bool:
@@ -187,13 +193,24 @@ def _by_pair(call: Call) -> _Pairs:
     lowest, highest = bias.detach().aminmax()
     if not (lowest.item() > -torch.inf and highest.item() < torch.inf):  # NaN is neither
         bias, mask = call.split_bias(bias, mask)
-        return _Pairs(bias, mask, may_underflow(*bias.detach().aminmax()), is_new=True)
-    is_low = may_underflow(lowest, highest)
-    if mask is None or not sees_itself(call):
-        return _Pairs(bias, mask, is_low)
-    # Adding takes an eighth of the time of where(mask, bias, -inf).
-    bias = bias + hiding(mask, bias.dtype)
-    return _Pairs(bias, None, is_low, is_new=True)
+        lowest, highest = bias.detach().aminmax()
+        pairs = _Pairs(bias, mask, is_new=True)
+    elif mask is None or not sees_itself(call):
+        pairs = _Pairs(bias, mask)
+    else:  # adding takes an eighth of the time of where(mask, bias, -inf)
+        pairs = _Pairs(bias + hiding(mask, bias.dtype), None, is_new=True)
+    if call.sink is None and is_large(lowest, highest):
+        pairs = _without_large(pairs)
+    return pairs._replace(is_low=may_underflow(lowest, highest))
+
+
+def _without_large(pairs: _Pairs) -> _Pairs:
+    """The same with less bias, where all visible keys of a row have a large one."""
+    assert pairs.bias is not None
+    row_max = _row_max(pairs.bias, pairs.mask)
+    if not is_large(*row_max.aminmax()):
+        return pairs
+    return pairs._replace(bias=pairs.bias - row_max, is_new=True)
 
 
 def sees_itself(call: Call) -> bool:

@@ -16,12 +16,18 @@ from torch import Tensor
 from posenc.backend import Call, entry_margin, max_scores
 from posenc_torch.fully_masked import is_true
 
+_LARGE = 64.0  # a float32 score beside it is off by 4e-6
 _ALIKE = 4.0  # rows whose highest biases differ by no more have one threshold
 
 
 def may_underflow(lowest: Tensor, highest: Tensor) -> bool:
     """Whether a bias between these is so much lower for some keys that a look pays: on a CPU."""
     return lowest.device.type == "cpu" and is_true(highest - lowest > _span(lowest.dtype))
+
+
+def is_large(*biases: Tensor) -> bool:
+    """Whether scores beside one of these biases lose digits, which softmax does not need to."""
+    return any(is_true(bias.abs() > _LARGE) for bias in biases)
 
 
 @torch.no_grad()
@@ -67,7 +73,7 @@ def without_negligible(
     least, most = highest.aminmax()
     depth = negligible_depth(call, torch.maximum(least.abs(), most.abs()), q, k)
     may_change = may_change and not bias.requires_grad
-    if is_true(most - least > _ALIKE):
+    if is_true(most - least > _ALIKE) or is_large(least, most):
         # One threshold for all rows: comparing each with its own takes four times as long.
         in_place = may_change and highest.shape[:2] == bias.shape[:2]  # a mask may have more rows
         bias = bias.sub_(highest) if in_place else bias - highest

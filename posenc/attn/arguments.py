@@ -203,7 +203,7 @@ def complete_sides(
 
 
 # Segments that no token of the other side has.
-_NO_QUERY, _NO_KEY = -(2**31), -(2**31) + 1
+NO_QUERY, NO_KEY = -(2**31), -(2**31) + 1
 
 
 def without_padding(
@@ -216,12 +216,12 @@ def without_padding(
     """Segments of queries and keys, in which padding sees no token and is seen by none."""
     hidden: list[Array] = []
     for name, seg, own, length, reserved in zip(
-        ("queries", "tokens"), segments, exists, lengths, (_NO_KEY, _NO_QUERY), strict=True
+        ("queries", "tokens"), segments, exists, lengths, (NO_KEY, NO_QUERY), strict=True
     ):
         if seg is None:
             seg = xp.zeros((length,), dtype=xp.int32, device=here)
         elif (values := concrete_values(seg, xp)) is not None:
-            for wrong in (_NO_QUERY, _NO_KEY):
+            for wrong in (NO_QUERY, NO_KEY):
                 if (values == wrong).any():
                     raise ValueError(f"{name}.seg holds {wrong}, which is reserved for padding")
         hidden.append(seg if own is None else xp.where(own, seg, xp.full_like(seg, reserved)))

@@ -172,3 +172,30 @@ def test_an_infinite_bias_of_hidden_pairs_changes_nothing():
     call = (q, k, v, posenc.NoPE(), None, True)
     found = posenc_torch.attention(*call, bias=bias, implementation="sdpa")
     assert_near(found.numpy(), posenc_torch.attention(*call).numpy(), ATTENTION_TOL["float32"])
+
+
+ADDED = {
+    "padding of another library": torch.full((300, 1), torch.finfo(torch.float32).min / 2),
+    "some rows": torch.where(torch.arange(300) > 200, -1e9, 0.0)[:, None],
+    "each row": 1e5 * torch.tensor(normal((300, 1), 7)).float(),
+}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", ADDED)
+@pytest.mark.parametrize("implementation", MASKED)
+def test_a_number_added_to_rows_of_a_bias_changes_nothing(implementation, name, causal):
+    """Results with and without gradients, and gradients; float32 holds no score beside it."""
+    given = {n: normal((1, HEADS, 300, HEAD_DIM), seed) for seed, n in enumerate("qkv")}
+    results = []
+    for added in (torch.zeros(300, 1), ADDED[name]):
+        arrays = {n: torch.tensor(a).float().requires_grad_() for n, a in given.items()}
+        options = {"bias": added.expand(1, 1, 300, 300), "causal": causal}
+        out = attend(posenc.NoPE(), arrays, implementation, **options)
+        gradients = torch.autograd.grad(out, list(arrays.values()), torch.cos(out).detach())
+        with torch.no_grad():
+            again = attend(posenc.NoPE(), arrays, implementation, **options)
+        results.append([out.detach(), again, *gradients])
+    bound = 2 * attention_bound("float32", keys=300)
+    for plain, shifted in zip(*results, strict=True):
+        assert_near(shifted, plain, bound * max(1.0, float(plain.abs().max())))

@@ -26,9 +26,11 @@ from posenc.backend import (
     plan_unless,
 )
 from posenc_torch.chunked.run import run
+from posenc_torch.chunked.segments import side_by_side
 from posenc_torch.sdpa import has_native_mask, is_small
 from posenc_torch.tracing import is_traced, is_transformed
 
+_FEWEST_TOKENS = 384  # measured on a CPU, single calls and passes
 _LOOPS = "its loop over blocks of queries cannot be traced; 'reference' can"
 _TRACED = "it chooses key blocks from tensor values, which a traced program does not have"
 
@@ -71,11 +73,16 @@ def not_preferred(call: Call) -> str | None:
         return _rows_not_preferred(call)
     if has_native_mask(call):
         return "SDPA needs no mask for this call"
-    if is_small(call):
+    if is_small(call) and not _pays_by_segments(call):
         return "each head has few scores, and SDPA takes them in one call"
     if call.q.device.type not in ("cpu", "cuda"):
         return f"it is not tested on {call.q.device.type}"
     return None
+
+
+def _pays_by_segments(call: Call) -> bool:
+    """Whether segments side by side take less time as calls of their own than under a mask."""
+    return call.q.shape[2] >= _FEWEST_TOKENS and side_by_side(call) is not None
 
 
 def _rows_not_preferred(call: Call) -> str | None:

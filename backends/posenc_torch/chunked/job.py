@@ -49,7 +49,7 @@ from posenc_torch.chunked.whole_scores import attend, needs_whole_scores
 from posenc_torch.fully_masked import is_true, zero_fully_masked
 from posenc_torch.sdpa import masked_sdpa
 from posenc_torch.tables import read_by_distance
-from posenc_torch.underflow import may_underflow, without_negligible
+from posenc_torch.underflow import is_large, may_underflow, without_negligible
 
 
 class Job(NamedTuple):
@@ -237,7 +237,7 @@ class Job(NamedTuple):
         elif mask is not None and (self.sees_itself or not self.whole_scores):
             # Adding takes an eighth of the time of where(mask, bias, -inf).
             bias, joined = bias + hiding(mask, bias.dtype), True
-        if not self.whole_scores and may_underflow(lowest, highest):
+        if not self.whole_scores and (may_underflow(lowest, highest) or is_large(highest)):
             seen, is_new = None if joined else mask, joined or not finite
             bias = without_negligible(self.call, bias, seen, q, k, may_change=is_new)
         return bias, None if joined and self.sees_itself else mask, joined

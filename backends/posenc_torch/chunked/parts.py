@@ -222,6 +222,11 @@ def most_queries() -> int:
     return _sizes.get().queries
 
 
+def fewest_tokens() -> int:
+    """The fewest tokens for which a call of their own costs less than a part of another one."""
+    return _sizes.get().mask // 2
+
+
 def few_queries() -> int:
     """So few that the definition of some scores costs less than another anchor (decays)."""
     return max(1, _sizes.get().queries // 8)
