@@ -112,10 +112,11 @@ def effective(records: Records, row: str) -> dict[str, Effective | None]:
         for n, r in by_length(records, row, "passkey").items()
         if r["right"] is not None
     }
-    shortest = float(first[min(first)][0].mean()) if first else math.nan
+    shortest = [one / NOLIMA for one in first[min(first)]] if first else math.nan
+    same = {"lower": True, "same_texts": True}
     return {
-        "loss": effective_length(losses, lower=True),
-        "loss, by the first row": effective_length(losses, least=shortest / NOLIMA, lower=True),
+        "loss": effective_length(losses, **same),
+        "loss, by the first row": effective_length(losses, least=shortest, **same),
         "passkeys": effective_length(keys, least=RULER),
     }
 

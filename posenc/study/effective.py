@@ -40,7 +40,11 @@ class Effective:
 
 
 def effective_length(
-    scores: Mapping[int, Sequence[Array]], *, least: float | None = None, lower: bool = False
+    scores: Mapping[int, Sequence[Array]],
+    *,
+    least: float | Sequence[Array] | None = None,
+    lower: bool = False,
+    same_texts: bool = False,
 ) -> Effective | None:
     """The effective length of scores by length, with a bootstrap interval of 95 %.
 
@@ -49,9 +53,13 @@ def effective_length(
     scores
         By length from that of training on: one array per seed, with one score per sequence.
     least
-        The absolute threshold; None for NoLiMa's, relative to the shortest length.
+        The absolute threshold; None for NoLiMa's, relative to the shortest length. Or scores of the
+        same texts, one array per seed, whose mean is the threshold.
     lower
         Whether lower is better, as for losses.
+    same_texts
+        Whether the sequences of all lengths and seeds are the same texts. They are then drawn
+        together, so that hard ones count at all lengths or at none.
 
     Returns
     -------
@@ -60,26 +68,42 @@ def effective_length(
     lengths = tuple(sorted(scores))
     if not lengths or not all(scores.values()):
         return None
-    rng, draws = np.random.default_rng(0), []
-    seeds = len(scores[lengths[0]])
+    rng, found = np.random.default_rng(0), []
+    rows = [scores[n] for n in lengths]
+    baseline = None if least is None or isinstance(least, float) else least
+    fixed = least if least is None or isinstance(least, float) else _mean(least)
     for _ in range(_DRAWS):
-        chosen = rng.integers(0, seeds, seeds)
-        draws.append([_drawn_mean(scores[n], chosen, rng) for n in lengths])
-    means = np.array([float(np.mean([s.mean() for s in scores[n]])) for n in lengths])
-    found = [_holds(row, lengths, least, lower) for row in draws]
+        seeds = rng.integers(0, len(rows[0]), len(rows[0]))
+        texts = rng.integers(0, rows[0][0].size, rows[0][0].size) if same_texts else None
+        at = fixed
+        if baseline is not None:  # with the same seeds, if it has as many
+            alike = len(baseline) == len(seeds)
+            of = seeds if alike else rng.integers(0, len(baseline), len(baseline))
+            at = _drawn_mean(baseline, of, texts, rng)
+        means = [_drawn_mean(row, seeds, texts, rng) for row in rows]
+        found.append(_holds(means, lengths, at, lower))
     low, high = (int(np.quantile(found, q, method="nearest")) for q in (0.025, 0.975))
-    return Effective(_holds(means, lengths, least, lower), low, high, lengths)
+    means = [_mean(row) for row in rows]
+    return Effective(_holds(means, lengths, fixed, lower), low, high, lengths)
 
 
-def _drawn_mean(seeds: Sequence[Array], chosen: Array, rng: np.random.Generator) -> float:
-    """The mean over drawn seeds, and over drawn sequences of each."""
-    drawn = (seeds[n][rng.integers(0, seeds[n].size, seeds[n].size)] for n in chosen)
-    return float(np.mean([one.mean() for one in drawn]))
+def _mean(seeds: Sequence[Array]) -> float:
+    return float(np.mean([one.mean() for one in seeds]))
 
 
-def _holds(
-    means: Sequence[float] | Array, lengths: Sequence[int], least: float | None, lower: bool
-) -> int:
+def _drawn_mean(
+    seeds: Sequence[Array], chosen: Array, texts: Array | None, rng: np.random.Generator
+) -> float:
+    """The mean over drawn seeds, and over drawn sequences: ``texts``, or others of each seed."""
+    return _mean(
+        [
+            seeds[n][rng.integers(0, seeds[n].size, seeds[n].size) if texts is None else texts]
+            for n in chosen
+        ]
+    )
+
+
+def _holds(means: Sequence[float], lengths: Sequence[int], least: float | None, lower: bool) -> int:
     if least is None:
         least = means[0] / NOLIMA if lower else means[0] * NOLIMA
     longest = 0

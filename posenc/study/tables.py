@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -123,23 +122,29 @@ def holds_table(summary: Summary, records: Records) -> Table | None:
     name, trained = baseline(summary), summary["config"]["train_len"]
     own = [r["loss_by_stretch"].get(str(trained)) for r in records if _has_stretches(r, name)]
     # Of the stretches, whose losses are rounded: the baseline holds at its own training length.
-    least = float(np.mean([np.mean(each) for each in own])) if own and all(own) else math.nan
+    least = [np.array(each) for each in own if each]
     rows = []
     for scheme in row_order(records, summary):
         runs = [r["loss_by_stretch"] for r in records if _has_stretches(r, scheme)]
-        if not runs or least != least:
+        if not runs or not least or not all(own):
             continue
         by_length = {
             int(n): [np.array(run[n]) for run in runs] for n in runs[0] if int(n) >= trained
         }
-        found = [effective_length(by_length, least=at, lower=True) for at in (least, None)]
+        found = [
+            effective_length(by_length, least=at, lower=True, same_texts=True)
+            for at in (least, None)
+        ]
         rows.append((scheme, *(one.text() if one else "–" for one in found)))
+    if not rows:
+        return None
+    limit = float(np.mean([each.mean() for each in least]))
     caption = (
-        f"To which length the loss holds: RULER, at most {least:.3f}, the loss of {name} at the "
+        f"To which length the loss holds: RULER, at most {limit:.3f}, the loss of {name} at the "
         f"training length; NoLiMa, at most the scheme's own loss there divided by {NOLIMA}. "
         "Intervals are over seeds and stretches of text."
     )
-    return Table(caption, ["scheme", "RULER", "NoLiMa"], rows) if rows else None
+    return Table(caption, ["scheme", "RULER", "NoLiMa"], rows)
 
 
 def _has_stretches(record: Mapping[str, Any], scheme: str) -> bool:

@@ -377,6 +377,20 @@ def test_effective_length_by_hand():
     assert (found.length, found.low, found.high) == (16, 16, 32)
 
 
+def test_hard_texts_count_at_all_lengths_or_at_none():
+    """A loss that is the same at each length holds at all of them, in every draw."""
+    losses = [np.random.default_rng(n).normal(2.5, 0.8, 32) for n in range(3)]
+    by_length = {64 * 2**n: losses for n in range(5)}
+    for least in (None, losses):
+        found = effective_length(by_length, least=least, lower=True, same_texts=True)
+        assert found.text() == "≥ 1024"
+    few = [losses[0][:8]]
+    apart = effective_length(dict.fromkeys(by_length, few), lower=True)
+    assert apart.low < 1024  # of other texts at each length it is not known
+    others = effective_length(by_length, least=losses[:2], lower=True, same_texts=True)
+    assert others.low < others.high  # a baseline with other seeds
+
+
 def test_no_answer_is_no_score():
     labels = np.array([[NO_ANSWER, 3], [NO_ANSWER, NO_ANSWER]])
     found = runs.summarise(labels, np.array([[True, True], [True, True]]))
