@@ -370,7 +370,7 @@ def _config(folder: Path) -> Any:
     from transformers.models.auto import modeling_auto
 
     if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {str(folder)!r}")
+        raise FileNotFoundError(f"model: there is no folder {str(folder)!r}")
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{str(folder)!r} has no config.json, so it is no model")
     try:

@@ -102,7 +102,7 @@ def run(options: dict[str, Any]) -> int:
     records = kept(probe.pieces(), folder)
     have = {record["run"] for record in records}
     missing = [piece for piece in probe.pieces() if piece.run not in have]
-    notes = _notes(model, text, labels, setting)
+    notes = _notes(model, text, schemes, setting)
 
     def subject_of(row: str) -> Any:
         return model.use(schemes.get(row))
@@ -197,14 +197,14 @@ def _sizes(model: Any, setting: Setting) -> dict[str, int]:
     return {**sizes, "max_len": max(setting.longest, sizes.get("train_len", 0))}
 
 
-def _notes(model: Any, text: Text, labels: Sequence[str], setting: Setting) -> list[str]:
+def _notes(model: Any, text: Text, schemes: Mapping[str, Any], setting: Setting) -> list[str]:
     """What a reader of the tables must know."""
     notes, trained = [], model.sizes().get("train_len")
     if trained is not None and (beyond := [n for n in setting.eval_lens if n > trained]):
         shown = ", ".join(map(str, beyond))
         notes.append(f"Longer than the model was trained for, {trained} tokens: {shown}.")
-    for label in labels:
-        if options := taken(label, model.ropes()):
+    for label, scheme in schemes.items():
+        if options := taken(label, scheme, model.ropes()):
             notes.append(f"{label}: {options}, as in the model's configuration.")
     if text.start is not None:
         notes.append(f"The first token of every window is {text.start}, as the tokenizer has it.")

@@ -68,6 +68,12 @@ def rope_in(scheme: PositionScheme) -> RoPE | None:
     return next((part for part in parts if isinstance(part, RoPE)), None)
 
 
+def _scaled_from(scheme: PositionScheme) -> int | None:
+    """The length of training that the scaling of a scheme's RoPE has."""
+    length: int | None = getattr(getattr(rope_in(scheme), "scaling", None), "train_len", None)
+    return length
+
+
 def about(scheme: list[PositionScheme] | LayerPlan) -> list[Any]:
     """What the numbers of a row depend on, as JSON: the schemes and the windows of its layers."""
     if isinstance(scheme, LayerPlan):
@@ -75,16 +81,22 @@ def about(scheme: list[PositionScheme] | LayerPlan) -> list[Any]:
     return [[description(one) for one in scheme]]
 
 
-def taken(label: str, ropes: Sequence[RoPE | None]) -> str:
-    """What the parts of a label take from the model, as text; empty for nothing."""
+def taken(
+    label: str, scheme: list[PositionScheme] | LayerPlan, ropes: Sequence[RoPE | None]
+) -> str:
+    """What a scheme has from the model, where its label leaves it open; empty for nothing."""
     found: dict[str, list[Any]] = {}
-    for layer in parse(label):
-        for part in layer.parts:
-            for rope in ropes:
-                before = dict(part.options)
-                for name, value in _filled(part, rope).options:
-                    if name not in before and value not in found.setdefault(name, []):
-                        found[name].append(value)
+    every = [part for layer in parse(label) for part in layer.parts]
+    if not any("train_len" in dict(part.options) for part in every):
+        lengths = map(_scaled_from, scheme if isinstance(scheme, list) else scheme.schemes)
+        if known := list(dict.fromkeys(n for n in lengths if n is not None)):
+            found["train_len"] = known
+    for part in every:
+        before = dict(part.options)
+        for rope in ropes:
+            for name, value in _filled(part, rope).options:
+                if name not in before and value not in found.setdefault(name, []):
+                    found[name].append(value)
     return ", ".join(f"{name}={' or '.join(map(str, values))}" for name, values in found.items())
 
 

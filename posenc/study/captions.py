@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posenc.study.results import worded
-from posenc.study.statistics import BEFORE, SORTED_FROM, Records, Summary, row_order, series
+from posenc.study.statistics import (
+    BEFORE,
+    SORTED_FROM,
+    Records,
+    Summary,
+    lengths,
+    row_order,
+    series,
+)
 
 PROTOCOLS = {
     "loss": "Non-overlapping windows: the same bytes, cut again for each length",
@@ -16,6 +24,20 @@ PROTOCOLS = {
     "loss_key_bytes": "Key bytes: those of non-overlapping windows that only a repeat further back "
     "than the training length predicts",
 }
+
+
+def protocol_title(protocol: str, records: Records) -> str:
+    """What a protocol scores; how many key bytes there are, and what no window of a length has."""
+    title = PROTOCOLS[protocol]
+    if protocol == "loss_key_bytes":
+        counts: dict[str, int] = next((r["key_bytes"] for r in records if r.get("key_bytes")), {})
+        found = [f"{counts[n]:,} at {n}" for n in sorted(counts, key=int)]
+        title += f": {', '.join(found)}" if found else ""
+    if protocol == "loss":
+        at = lengths(records, protocol)
+        left = [f"{at[-1] % n} at {n}" for n in at if at[-1] % n]
+        title += f"; without the last bytes of each stretch: {', '.join(left)}" if left else ""
+    return worded(title, records)
 
 
 def settings(summary: Summary, records: Records) -> list[str]:

@@ -59,7 +59,7 @@ def _print_missing(study: Study, every: list[Run]) -> None:
     largest = max(memory_of(study.recipes[key], study.device) for key in trainings)
     processes = f"{workers} processes" if workers > 1 else "one process"
     _print(
-        f"time: at most about {duration(estimate(each, workers, speed))} in {processes}, by "
+        f"time: about {duration(estimate(each, workers, speed))} in {processes}, by "
         f"estimate: {speed.said}"
     )
     where = "" if on_cpu else " of the device"

@@ -84,7 +84,7 @@ class Progress:
                     f"{steps / warmup:.0%} of its value and never declines; give --warmup less"
                 )
         if seconds is not None:
-            self._print(f"at most about {duration(seconds)} on this machine, by estimate")
+            self._print(f"about {duration(seconds)} on an idle machine, by estimate")
         sys.stdout.flush()
 
     def kept(self) -> None:

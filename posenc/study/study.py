@@ -172,8 +172,8 @@ class Study(Recipe):
         sizes = {recipe.vocabulary_size for recipe in self._of_text}
         if self.tokens and 0 in sizes:
             raise ValueError(
-                f"tokens needs vocabulary_size, which is 0; GPT-2's is 50257, and {VOCABULARY} is "
-                "the next multiple of 64"
+                f"vocabulary_size is missing, which tokens need: GPT-2's is 50257, and "
+                f"{VOCABULARY} is the next multiple of 64"
             )
         if not self.tokens and sizes - {0}:
             raise ValueError(f"vocabulary_size={max(sizes)} needs tokens, which is empty")

@@ -8,12 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from posenc.study.captions import PROTOCOLS, caption, failures, first_runs, length_label, settings
+from posenc.study.captions import (
+    PROTOCOLS,
+    caption,
+    failures,
+    first_runs,
+    length_label,
+    protocol_title,
+    settings,
+)
 from posenc.study.differences import baseline
 from posenc.study.effective import NOLIMA, effective_length
 from posenc.study.history import mean_norm
 from posenc.study.outcomes import texts
-from posenc.study.results import worded
 from posenc.study.statistics import Interval, Records, Series, Summary, lengths, row_order, series
 from posenc.study.table import Table, escape_markdown, wrap
 
@@ -99,7 +106,7 @@ def _loss_table(summary: Summary, records: Records, protocol: str) -> Table | No
         rows.append((line.label, *cells))
     heads = [length_label(length, summary["config"]["train_len"]) for length in at]
     lines = series(records, protocol, row_order(records, summary))
-    title = worded(PROTOCOLS[protocol], records)
+    title = protocol_title(protocol, records)
     return Table(title, ["scheme", *heads], rows, frozenset(minor), lowest(lines, at))
 
 

@@ -17,6 +17,7 @@ from sample import long, some
 import posenc
 from posenc.study import NO_ANSWER, Examples, Study, Task, run_study
 from posenc.study import run as runs
+from posenc.study.captions import protocol_title
 from posenc.study.effective import effective_length
 from posenc.study.outcomes import outcomes, tasks, wilson
 from posenc.study.recipe import Recipe
@@ -416,3 +417,12 @@ def test_schemes_get_the_tokens_of_a_task(tmp_path):
     assert plans[0].trained.schemes[0].max_distance == recipe.train_tokens == 34
     assert plans[1].trained.schemes[0].max_len == recipe.longest_tokens == 66
     assert isinstance(plans[0].trained.schemes[0], posenc.T5Bias)
+
+
+def test_titles_say_how_many_key_bytes_there_are_and_what_windows_leave_out():
+    records = [{"loss": {"64": 2.0, "96": 2.0, "128": 2.0}, "key_bytes": {"128": 1234, "96": 7}}]
+    assert protocol_title("loss_key_bytes", records).endswith("predicts: 7 at 96, 1,234 at 128")
+    assert protocol_title("loss", records).endswith("of each stretch: 32 at 96")
+    even = [{"loss": {"64": 2.0, "128": 2.0}}]  # of a study from before the counts
+    assert protocol_title("loss", even).endswith("cut again for each length")
+    assert protocol_title("loss_key_bytes", even).endswith("predicts")

@@ -93,7 +93,7 @@ def test_schemes_side_by_side_are_single_probes_and_the_losses_of_transformers(
     assert status == 0
     assert "20 pieces: about" in text
     together = records(tmp_path / "all")
-    assert "base=700.0, layout=half" in text
+    assert re.search(r"rope_yarn:factor=4: train_len=\d+, base=700.0, layout=half", text)
     for label in labels[1:2]:
         run(capsys, *given, "--scheme", label, "--out", tmp_path / label)
         alone = records(tmp_path / label)

@@ -128,6 +128,7 @@ def _losses(
 ) -> dict[str, Any]:
     separate, same, inside, key, by_position = {}, {}, {}, {}, np.zeros(0)
     sliding: dict[str, float] = {}
+    key_counts: dict[str, int] = {}
     by_stretch = {}
     last = max(1, min(recipe.eval_lens) // 2)
     for length in recipe.eval_lens:
@@ -149,12 +150,14 @@ def _losses(
         of_key = key_bytes(pieces, recipe.train_len)
         if of_key.any():
             key[str(length)] = float(losses[of_key].mean())
+            key_counts[str(length)] = int(of_key.sum())
     bucket = max(1, recipe.train_len // 4)
     whole = len(by_position) // bucket * bucket
     return {
         "loss": separate,
         "loss_same_targets": same,
         "loss_key_bytes": key,
+        "key_bytes": key_counts,
         "loss_windowed": inside or None,
         **({"loss_sliding": sliding} if sliding else {}),
         "loss_by_stretch": by_stretch,
