@@ -35,8 +35,8 @@ class XPos(PositionScheme, paper="Sun et al. 2022, arXiv 2212.10554"):
     so on: these pairs rotate without decay. Two tokens on the same side of the centre are then
     scored too high, and everything stays finite, but for float16, which ends at 65504: about
     ``11 scale_base / 1.25 = 4,500`` positions before the centre queries are infinite, and as far
-    after it keys. Results are then NaN wherever transformed vectors are kept in float16; a kernel of
-    PyTorch for CPUs gives 0 for NaN where there are fewer than 16 keys.
+    after it keys. Results are then NaN wherever transformed vectors are kept in float16; PyTorch's
+    kernel for CPUs gives 0 for NaN where there are fewer than 16 keys.
 
     ``center=None``: scores are those of the formula at any positions, in any dtype. Factors are
     taken between query and key, so ``chunked`` and the reference alone compute it. Keys after the

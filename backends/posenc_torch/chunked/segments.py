@@ -87,12 +87,12 @@ def _runs(call: Call) -> list[tuple[Run, ...]] | None:
     exists = q_seg == k_seg
     if not (exists | ((q_seg == NO_KEY) & (k_seg == NO_QUERY))).all():
         return None
-    begins = np.ones_like(exists)
+    begins = np.ones(exists.shape, bool)
     begins[:, 1:] = (q_seg[:, 1:] != q_seg[:, :-1]) | (k_seg[:, 1:] != k_seg[:, :-1])
     breaks = np.zeros_like(exists)
     if not call.aligned:
         breaks = q_pos != k_pos
-        breaks[:, 1:] |= (k_pos[:, 1:] - k_pos[:, :-1] != 1) & ~begins[:, 1:]
+        breaks[:, 1:] |= (np.diff(k_pos.astype(np.int64)) != 1) & ~begins[:, 1:]
     starts = np.flatnonzero(begins)
     row, first = np.divmod(starts, begins.shape[1])
     stops = first + np.diff(starts, append=begins.size)
