@@ -198,7 +198,14 @@ def layers(label: str, sizes: Sizes) -> LayerPlan:
         return PLANS[first.name](**first.with_options({**_sizes(sizes), "layers": sizes.layers}))
     if len(named) > sizes.layers:
         raise ValueError(f"{label!r} names {len(named)} layers for layers={sizes.layers}")
-    made = [layer.make(**_sizes(sizes)) for layer in named]
+    try:
+        made = [layer.make(**_sizes(sizes)) for layer in named]
+    except ValueError as error:
+        if "head_dim" not in str(error):
+            raise
+        raise ValueError(
+            f"heads={sizes.heads} of dim={sizes.dim} do not suit {label!r}: {error}"
+        ) from None
     return LayerPlan.of(made, sizes.layers, [layer.window for layer in named])
 
 

@@ -1157,6 +1157,7 @@ def test_no_bucket_lies_beyond_the_training_length(train_len):
         ({"schemes": ("nope", "rope:base=-3")}, "scheme 'rope:base=-3': base must be finite"),
         ({"schemes": ("t5:train_len=3",)}, "train_len of 't5' comes from the model"),
         ({"schemes": ("rope/nope/rope",)}, "names 3 layers for layers=2"),
+        ({"schemes": ("rope",), "heads": 16}, "heads=16 of dim=16 do not suit .rope.: head_dim"),
         ({"schemes": ("rope+",)}, r"scheme 'rope\+' has an empty name; accepted: name or"),
         ({"schemes": ("rope@0",)}, "scheme 'rope@0' has a window '0'; it is an integer"),
         ({"schemes": ("alibi",), "windowed": ("rope",)}, "windowed names 'rope'; accepted: alibi"),
