@@ -137,6 +137,14 @@ def test_any_segments_give_what_the_reference_gives(name, tokens, causal, window
         assert_near(one, other, bound * max(1.0, float(one.abs().max())))
 
 
+def test_gradients_of_nothing_but_padding_are_0():
+    arrays = [a.requires_grad_() for a in vectors()]
+    out = posenc_torch.attention(
+        *arrays, posenc.NoPE(), tokens=WHOLE["nothing but padding"][0], implementation="chunked"
+    )
+    assert all(not g.any() for g in torch.autograd.grad(out.sum(), arrays))
+
+
 def test_auto_splits_padding_from_384_tokens_and_keeps_sdpa_where_nothing_can_be_split():
     def chosen(length, tokens):
         q = torch.zeros(2, 4, length, 8)

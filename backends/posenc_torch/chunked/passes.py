@@ -180,7 +180,7 @@ class _Sums:
             for (slot, t), needed in zip(tensors.items(), needs_grad, strict=True)
             if needed
         }
-        self._used: set[Slot] = set()
+        self._used = {Q, K, V} & self._totals.keys()  # of padding alone they are 0
 
     @property
     def slots(self) -> tuple[Slot, ...]:
