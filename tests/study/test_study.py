@@ -1297,7 +1297,8 @@ def test_all_is_the_catalogue_and_what_cannot_be_made_is_a_row(
     assert one.labels == ("rope", "nope", "odd", "rope~rope_scaled", "rope@3")
     ended = {r["scheme"]: r for r in records(one)}
     assert set(ended) == set(one.labels)
-    assert ended["odd"]["error"] == "ValueError: head_dim must be a multiple of 5"
+    error = "ValueError: heads=2 of dim=16 do not suit 'odd': head_dim must be a multiple of 5"
+    assert ended["odd"]["error"] == error
     assert [r["status"] for name, r in ended.items() if name != "odd"] == ["ok"] * 4
     assert ended["rope"]["training"] == ended["rope~rope_scaled"]["training"]
     assert [run.scheme for run in plan(one, corpus)[1]] == ["odd"]  # is tried again
