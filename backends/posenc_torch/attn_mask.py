@@ -17,6 +17,7 @@ from posenc_torch.diagonals import mask_of, mask_table
 from posenc_torch.tables import gather_pairs
 from posenc_torch.tracing import constant_in_programs, may_read
 from posenc_torch.underflow import (
+    highest_of_rows,
     is_large,
     lowest_by_distance,
     may_underflow,
@@ -26,10 +27,7 @@ from posenc_torch.underflow import (
 
 
 def bias_and_mask(call: Call) -> tuple[str | None, Tensor | None, Tensor | None]:
-    """The bias and the visible pairs, or both in the first; before them, what layers share it by.
-
-    On a CPU without keys that are negligible, so that no weight is a subnormal number.
-    """
+    """What layers share it by, the bias and the visible pairs; the bias may hold both."""
     table = _table(call)
     if table is not None:
         depth = _negligible_from(call, table)
@@ -95,14 +93,7 @@ def _minus_row_max(bias: Tensor, mask: Tensor | None) -> Tensor:
 
     Softmax does not change when a number is added to a whole row.
     """
-    return bias - _row_max(bias, mask)
-
-
-def _row_max(bias: Tensor, mask: Tensor | None) -> Tensor:
-    """The highest visible value per row, ``(..., Q, 1)``; 0 in fully masked rows."""
-    visible = bias.detach() if mask is None else torch.where(mask, bias.detach(), -torch.inf)
-    row_max = visible.amax(dim=-1, keepdim=True)
-    return torch.where(row_max == -torch.inf, 0.0, row_max)
+    return bias - highest_of_rows(bias, mask)
 
 
 def _pairs_may_go(call: Call, pairs: _Pairs) -> bool:
@@ -207,10 +198,10 @@ def _by_pair(call: Call) -> _Pairs:
 def _without_large(pairs: _Pairs) -> _Pairs:
     """The same with less bias, where all visible keys of a row have a large one."""
     assert pairs.bias is not None
-    row_max = _row_max(pairs.bias, pairs.mask)
-    if not is_large(*row_max.aminmax()):
+    highest = highest_of_rows(pairs.bias, pairs.mask)
+    if not is_large(*highest.aminmax()):
         return pairs
-    return pairs._replace(bias=pairs.bias - row_max, is_new=True)
+    return pairs._replace(bias=pairs.bias - highest, is_new=True)
 
 
 def sees_itself(call: Call) -> bool:

@@ -30,6 +30,13 @@ def is_large(*biases: Tensor) -> bool:
     return any(is_true(bias.abs() > _LARGE) for bias in biases)
 
 
+def highest_of_rows(bias: Tensor, mask: Tensor | None) -> Tensor:
+    """The highest visible value per row, ``(..., Q, 1)``; 0 in fully masked rows."""
+    visible = bias.detach() if mask is None else torch.where(mask, bias.detach(), -torch.inf)
+    highest = visible.amax(dim=-1, keepdim=True)
+    return torch.where(highest == -torch.inf, 0.0, highest)
+
+
 @torch.no_grad()
 def lowest_by_distance(table: Tensor, own: int) -> float | None:
     """How far the lowest finite entry of a bias by distance is below that of a query's own key.
@@ -67,9 +74,7 @@ def without_negligible(
     may_change
         Whether the memory of the bias is nobody else's.
     """
-    seen = bias.detach() if mask is None else torch.where(mask, bias.detach(), -torch.inf)
-    highest = seen.amax(dim=-1, keepdim=True)
-    highest = torch.where(highest == -torch.inf, 0.0, highest)  # of fully masked rows
+    highest = highest_of_rows(bias, mask)
     least, most = highest.aminmax()
     depth = negligible_depth(call, torch.maximum(least.abs(), most.abs()), q, k)
     may_change = may_change and not bias.requires_grad

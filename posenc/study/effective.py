@@ -2,9 +2,9 @@
 
 =========  =====================================================================================
 ``RULER``  the longest length whose score, like that of all shorter ones, is at least .856: that
-           of Llama 2 7B at 4096 tokens, the baseline of Hsieh et al. 2024, arXiv 2404.06654
+           of Llama 2 7B at 4096 tokens, the baseline of Hsieh et al. 2024, arXiv 2404.06654.
 ``NoLiMa`` the same for 85 % of the scheme's own score at the training length; Modarressi et al.
-           2025, arXiv 2502.05167
+           2025, arXiv 2502.05167.
 =========  =====================================================================================
 
 A loss of text, which falls as a model gets better, holds where it is at most the loss of the

@@ -146,14 +146,14 @@ def _split(runs: Sequence[Run], vectors: Sequence[Tensor]) -> list[tuple[Tensor,
 def _of_run(call: Call, rows: Rows, run: Run, q: Tensor, k: Tensor, v: Tensor) -> Call:
     """The call of a run of tokens, as views."""
 
+    def has_batch(array: Tensor) -> bool:
+        return array.dim() > 1 and array.shape[0] > 1
+
     def side(tokens: Tokens) -> Tokens:
         own = tokens.select(slice(run.start, run.stop)).map(
-            lambda array: array[rows.start : rows.stop] if _has_batch(array) else array
+            lambda array: array[rows.start : rows.stop] if has_batch(array) else array
         )
         return replace(own, seg=None)
-
-    def _has_batch(array: Tensor) -> bool:
-        return array.dim() > 1 and array.shape[0] > 1
 
     query, key = side(call.query), side(call.key)
     in_order = call.keys_in_order or (run.in_order and key.places is None)
