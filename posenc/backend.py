@@ -20,7 +20,7 @@ whole rows             ``of_queries``: a call of some queries, for a scheme that
 decay of channels      ``ChannelDecay``: anchored products of a tile; ``has_channel_decay``
 padding                ``NO_KEY``, ``NO_QUERY``: the segments of queries and of keys that are none
 fully masked rows      ``may_be_fully_masked``, ``zero_fully_masked``
-negligible keys        ``negligible_blocks``, ``Bounds``, ``entry_margin``, ``max_scores``: their
+negligible keys        ``negligible_blocks``, ``Bounds``, ``entry_margin``, ``max_score``: their
                        weights round to nothing
 params                 ``as_mapping``, ``merge_constants``, ``head_views``, ``tile_views``,
                        ``without_prefix``
@@ -101,7 +101,7 @@ from posenc.attn.merge import (
 from posenc.attn.negligible import (
     Bounds,
     entry_margin,
-    max_scores,
+    max_score,
     may_have_negligible_blocks,
     negligible_blocks,
 )
@@ -234,7 +234,7 @@ __all__ = [
     "is_exporting",
     "is_function",
     "lookback",
-    "max_scores",
+    "max_score",
     "may_be_fully_masked",
     "may_have_negligible_blocks",
     "merge_constants",

@@ -34,15 +34,16 @@ from posenc.backend import (
     public_lse,
     working_dtype,
 )
-from posenc_torch import folded, sdpa
+from posenc_torch import folded, repeated, sdpa
 from posenc_torch.activations import softplus
 from posenc_torch.chunked import implementation as chunked
 from posenc_torch.constants import constant
 from posenc_torch.flex import implementation as flex
 from posenc_torch.network import network
+from posenc_torch.repeated import OfVectors
 from posenc_torch.rotation import hold, rotate
 from posenc_torch.tables import take_along_axis
-from posenc_torch.tracing import has_values, own_dtypes
+from posenc_torch.tracing import autocast_dtype, has_values, own_dtypes
 from posenc_torch.weights import exp
 
 provide(
@@ -129,13 +130,16 @@ def attention(
     given = Arguments(
         window, mask, tokens, queries, bias, softcap, scale, k_transformed, return_lse
     )
-    half = autocast_dtype(q)
-    with own_dtypes():
-        call = _call(q, k, v, scheme, params, causal, half, skip_blocks, given)
-        _, planned = choose(_IMPLEMENTATIONS, call, implementation)
-        out, lse = planned.run(call)
-        out = out if out.dtype == q.dtype else out.to(q.dtype)
-        return (out, public_lse(lse, call)) if call.wants_lse else out
+    also = scheme, params, causal, given, implementation, skip_blocks
+    if (kind := repeated.kind_of(q, k, v, *also)) is None:
+        return attend_in_pass(q, k, v, *also, None, wants_run=False)[0]
+    if (run := repeated.find(kind)) is not None:
+        return run(q, k, v)
+    shared = repeated.shared_of(kind, scheme, causal)
+    out, made = attend_in_pass(q, k, v, *also, shared, wants_run=shared is not None)
+    if shared is not None:
+        repeated.keep(kind, made)
+    return out
 
 
 @advise_unknown
@@ -172,17 +176,6 @@ def explain(
         return explain_choice(_IMPLEMENTATIONS, call, implementation)
 
 
-def autocast_dtype(q: Tensor) -> torch.dtype | None:
-    """The dtype to which autocast rounds q, k and v; None if autocast is off.
-
-    ``attention`` computes with autocast switched off. Otherwise autocast would also round biases,
-    cumulative sums and bounds of scores.
-    """
-    kind = q.device.type if isinstance(q, Tensor) else "none"
-    enabled = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if enabled else None
-
-
 def attend_in_pass(
     q: Tensor,
     k: Tensor,
@@ -196,7 +189,7 @@ def attend_in_pass(
     shared: Shared | None,
     *,
     wants_run: bool,
-) -> tuple[Any, Callable[[Tensor, Tensor, Tensor], Tensor] | None]:
+) -> tuple[Any, OfVectors | None]:
     """``attention`` of a layer, and the same as a function of vectors alone, for other layers.
 
     The second is None unless it is asked for, and calls of other layers differ in vectors alone.
@@ -217,31 +210,41 @@ def attend_in_pass(
 
 def _of_vectors(
     call: Call, planned: Planned, half: torch.dtype | None, shared: Shared
-) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+) -> OfVectors:
     """Attention as a function of queries, keys and values, for calls equal to this one."""
     turn_q, turn_k = (shared.made.find(("turn", role)) for role in ("query", "key"))
-    direct, like = planned.fixed(call), shared.made.find("call")
+    attend = planned.fixed(call) or _like(shared.made.find("call"), planned)
+    (_, heads, q_len, dim), k_len = call.q.shape, call.k.shape[2]
+    rounds = half is not None and call.dtype != torch.float64
+    numbers = 2 * (q_len + k_len) * dim + heads * q_len * k_len * planned.pairs_in_pass
 
     def compute(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         dtype = q.dtype
         q = q if turn_q is None else turn_q(q)
         k = k if turn_k is None else turn_k(k)
-        if half is not None and call.dtype != torch.float64:
+        if rounds:
             q, k, v = q.to(half), k.to(half), v.to(half)
-        if direct is None:
-            out: Tensor = planned.run(replace(like, q=q, k=k, v=v))[0]
-        else:
-            out = direct(q, k, v)
+        out = attend(q, k, v)
         return out if out.dtype == dtype else out.to(dtype)
 
     if half is None:
-        return compute
+        return OfVectors(compute, numbers)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with own_dtypes():
             return compute(q, k, v)
 
-    return run
+    return OfVectors(run, numbers)
+
+
+def _like(call: Call, planned: Planned) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Attention of calls that differ from ``call`` in vectors alone."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = planned.run(replace(call, q=q, k=k, v=v))[0]
+        return out
+
+    return attend
 
 
 def _call(

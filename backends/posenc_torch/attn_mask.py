@@ -5,7 +5,8 @@ On a CPU without keys that are negligible, so that no weight is a subnormal numb
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from posenc_torch.underflow import (
     is_large,
     lowest_by_distance,
     may_underflow,
-    negligible_depth,
+    rounded_depth,
     without_negligible,
 )
 
@@ -30,7 +31,7 @@ def bias_and_mask(call: Call) -> tuple[str | None, Tensor | None, Tensor | None]
     """What layers share it by, the bias and the visible pairs; the bias may hold both."""
     table = _table(call)
     if table is not None:
-        depth = _negligible_from(call, table)
+        depth = _negligible_from(call, _span(call, table), call.q, call.k)
         name = f"by distance to {depth}"
         return name, call.once(name, lambda: _mask_to(call, table, depth)), None
     pairs = _pairs(call)
@@ -45,7 +46,31 @@ def bias_and_mask(call: Call) -> tuple[str | None, Tensor | None, Tensor | None]
 def vectors_decide(call: Call) -> bool:
     """Whether keys may be negligible, so that masks of layers differ."""
     table = _table(call)
-    return _pairs_may_go(call, _pairs(call)) if table is None else _lowest(call, table) is not None
+    return _pairs_may_go(call, _pairs(call)) if table is None else _span(call, table) is not None
+
+
+def by_vectors(call: Call) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The ``attn_mask`` as a function of the queries and keys that decide which keys it leaves out.
+
+    None for a learned bias, and unless bias and mask are by distance.
+    """
+    if (table := _table(call)) is None or table.requires_grad:
+        return None
+    q, k = (torch.empty_like(a, device="meta") for a in (call.q, call.k))
+    bare = replace(call, q=q, k=k, v=None, shared=None)  # nobody keeps the vectors
+    span, dtype = _span(call, table), mask_dtype(call.q)
+    made: dict[float | None, Tensor] = {}
+
+    def mask_for(q: Tensor, k: Tensor) -> Tensor:
+        depth = _negligible_from(bare, span, q, k)
+        if depth not in made:
+            if len(made) > 1:
+                made.clear()
+            bias = _mask_to(bare, table, depth)
+            made[depth] = bias if bias.dtype == dtype else _minus_row_max(bias, None).to(dtype)
+        return made[depth]
+
+    return mask_for
 
 
 def shared_attn_mask(
@@ -117,24 +142,33 @@ def _table(call: Call) -> Tensor | None:
     return call.once("mask by distance", lambda: mask_table(call))
 
 
-def _lowest(call: Call, table: Tensor) -> float | None:
-    """How far a table is below the bias of the own key; None where it does not matter."""
-    own = call.k.shape[2] - 1
-    if not _is_worth_a_look(call):
-        return None
-    return call.once("depth of the mask", lambda: lowest_by_distance(table, own))
+class _Span(NamedTuple):
+    """How far a table is at most below the biases of own keys, and the largest of these."""
+
+    lowest: float
+    own: float
 
 
-def _negligible_from(call: Call, table: Tensor) -> float | None:
+def _span(call: Call, table: Tensor) -> _Span | None:
+    """The span of a table; None where it does not matter."""
+
+    def look() -> _Span | None:
+        own = call.k.shape[2] - 1
+        lowest = lowest_by_distance(table, own)
+        return None if lowest is None else _Span(lowest, table.detach()[:, own].abs().amax().item())
+
+    return call.once("span of the mask", look) if _is_worth_a_look(call) else None
+
+
+def _negligible_from(call: Call, span: _Span | None, q: Tensor, k: Tensor) -> float | None:
     """How far below that of the own key a bias by distance is negligible for every query.
 
-    None where no key is. A multiple of 8, so that most layers of a pass share a mask.
+    None where no key is.
     """
-    if (lowest := _lowest(call, table)) is None:
+    if span is None:
         return None
-    own = table.detach()[:, call.k.shape[2] - 1].abs().amax()
-    depth: float = negligible_depth(call, own, call.q, call.k).item()
-    return 8.0 * math.ceil(depth / 8) if depth < lowest else None  # NaN is not
+    depth = rounded_depth(call, span.own, q, k)
+    return depth if depth < span.lowest else None
 
 
 def _mask_to(call: Call, table: Tensor, depth: float | None) -> Tensor:
@@ -216,7 +250,7 @@ def mask_dtype(q: Tensor) -> torch.dtype:
     On a CPU its kernels add a float32 mask to float32 scores, whatever the dtype of q.
     """
     # Allowed to add in half precision, SDPA fails to compile with a wider mask (pytorch 161936).
-    if q.device.type != "cpu" or _may_add_in_half_precision():
+    if q.dtype.itemsize > 2 or q.device.type != "cpu" or _may_add_in_half_precision():
         return q.dtype
     return torch.promote_types(q.dtype, torch.float32)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,7 +16,6 @@ from posenc.backend import (
     Arguments,
     LayerFacts,
     LayerPlan,
-    Made,
     PassState,
     PositionScheme,
     Shared,
@@ -27,8 +25,8 @@ from posenc.backend import (
     transformed_keys,
     with_hidden,
 )
-from posenc_torch.api import attend_in_pass, autocast_dtype
-from posenc_torch.tracing import is_traced, is_transformed
+from posenc_torch.api import attend_in_pass
+from posenc_torch.sharing import is_alone, making, mode, of_vectors
 
 if TYPE_CHECKING:
     from posenc_torch.position import OtherWindow, Position
@@ -84,7 +82,7 @@ class Bound:
         self._embed = embed
         self.given, self.causal = given, causal
         self.implementation, self.skip_blocks = implementation, skip_blocks
-        self.state = PassState(facts, _mode, _making)
+        self.state = PassState(facts, mode, making)
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -217,11 +215,6 @@ class Attend:
         return scheme, params, bound.causal, given, bound.implementation, bound.skip_blocks
 
 
-def is_alone() -> bool:
-    """Whether each layer makes everything itself: a program is traced or transformed."""
-    return torch.compiler.is_compiling() or is_traced() or is_transformed()
-
-
 def attend_shared(
     shared: Shared | None,
     q: Tensor,
@@ -234,45 +227,14 @@ def attend_shared(
 
     ``also`` is what differs between calls beside vectors; ``...`` if this call is like no other.
     """
-    mode = NotImplemented if shared is None or also is ... else _mode()
-    if mode is NotImplemented or type(q) is not Tensor or shared is None:
+    vectors = None if shared is None or also is ... else of_vectors(q, k, v)
+    if vectors is None or shared is None:
         return attend_in_pass(q, k, v, *arguments(), shared, wants_run=False)[0]
-    at = (
-        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device,
-        q.requires_grad or k.requires_grad or v.requires_grad, autocast_dtype(q), mode, also,
-    )  # fmt: skip
+    at = vectors, also
     run = shared.runs.get(at)
     if run is not None:
         return run(q, k, v)
     out, made = attend_in_pass(q, k, v, *arguments(), shared, wants_run=True)
-    if made is not None:
-        shared.runs[at] = made
+    if made is not None and made.run is not None:
+        shared.runs[at] = made.run
     return out
-
-
-def new_shared() -> Shared:
-    """What layers share of a pass that has made nothing yet."""
-    made = Made(_mode, _making)
-    return Shared(made, made)
-
-
-def _mode() -> Any:
-    """Gradients, inference; and in a backward pass, where checkpoints compute again: nothing."""
-    if torch._C._current_graph_task_id() != -1:
-        return NotImplemented
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-
-
-def _making() -> AbstractContextManager[Any]:
-    """Tensors that are kept for gradients of what layers share belong to none of them.
-
-    A checkpoint counts what its layer keeps, and another layer may make what is shared when it
-    computes again.
-    """
-    if torch.compiler.is_compiling() or is_traced() or is_transformed():
-        return nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor

@@ -21,6 +21,7 @@ from posenc.backend import (
 from posenc_torch.attn_mask import (
     as_attn_mask,
     bias_and_mask,
+    by_vectors,
     mask_dtype,
     shared_attn_mask,
     vectors_decide,
@@ -59,7 +60,7 @@ def fixed(call: Call) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """``sdpa`` as a function of transformed vectors alone, for calls that differ in them.
 
     None for a sink, for padding, for vectors of several dtypes, and where the vectors decide which
-    keys are negligible.
+    keys of a bias by pair are negligible.
     """
     if call.sink is not None or not call.q.dtype == call.k.dtype == call.v.dtype:
         return None
@@ -71,7 +72,9 @@ def fixed(call: Call) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
         }  # fmt: skip
         return lambda q, k, v: _attend(q, k, v, **native)
     if vectors_decide(call):
-        return None
+        if (mask_for := by_vectors(call)) is None:
+            return None
+        return lambda q, k, v: _under(q, k, v, mask_for(q, k), None, scale)
     name, bias, mask = bias_and_mask(call)
     if mask is not None and may_be_fully_masked(call):
         return None
@@ -85,7 +88,8 @@ def plan(call: Call) -> Planned | Refusal:
         return Refusal("scaled_dot_product_attention has no softcap")
     if (why := without_derivative()) is not None:
         return Refusal(why)
-    return Planned(sdpa, without_lse=WITHOUT_LSE, takes_sink=True, fixed=fixed)
+    pairs = 0 if has_native_mask(call) else 2
+    return Planned(sdpa, without_lse=WITHOUT_LSE, takes_sink=True, pairs_in_pass=pairs, fixed=fixed)
 
 
 def without_derivative() -> str | None:

@@ -28,7 +28,9 @@ def is_traced() -> bool:
     ``FakeTensorMode``.
     """
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # untyped
-    return tracing or any(mode.is_infra_mode() for mode in _get_current_dispatch_mode_stack())
+    if tracing or not torch._C._len_torch_dispatch_stack():
+        return tracing
+    return any(mode.is_infra_mode() for mode in _get_current_dispatch_mode_stack())
 
 
 def is_transformed() -> bool:
@@ -41,6 +43,17 @@ def is_forward_mode() -> bool:
     """Whether tangents may accompany tensors, as in ``torch.func.jvp`` and ``hessian``."""
     level: int = forward_ad._current_level
     return level >= 0
+
+
+def autocast_dtype(q: Tensor) -> torch.dtype | None:
+    """The dtype to which autocast rounds q, k and v; None if autocast is off.
+
+    ``attention`` computes with autocast switched off. Otherwise autocast would also round biases,
+    cumulative sums and bounds of scores.
+    """
+    kind = q.device.type if isinstance(q, Tensor) else "none"
+    enabled = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if enabled else None
 
 
 def own_dtypes() -> AbstractContextManager[Any]:

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.backend import Call, entry_margin, max_scores
+from posenc.backend import Call, entry_margin, max_score
 from posenc_torch.fully_masked import is_true
 
 _LARGE = 64.0  # a float32 score beside it is off by 4e-6
@@ -75,28 +75,35 @@ def without_negligible(
         Whether the memory of the bias is nobody else's.
     """
     highest = highest_of_rows(bias, mask)
-    least, most = highest.aminmax()
-    depth = negligible_depth(call, torch.maximum(least.abs(), most.abs()), q, k)
+    least, most = (each.item() for each in highest.aminmax())
+    depth = negligible_depth(call, max(abs(least), abs(most)), q, k)
     may_change = may_change and not bias.requires_grad
-    if is_true(most - least > _ALIKE) or is_large(least, most):
+    if most - least > _ALIKE or max(abs(least), abs(most)) > _LARGE:
         # One threshold for all rows: comparing each with its own takes four times as long.
         in_place = may_change and highest.shape[:2] == bias.shape[:2]  # a mask may have more rows
         bias = bias.sub_(highest) if in_place else bias - highest
-        least, may_change = torch.zeros_like(least), not bias.requires_grad
+        least, may_change = 0.0, not bias.requires_grad
     below = torch.threshold_ if may_change else torch.threshold
-    return below(bias, (least - depth).item(), -torch.inf)
+    return below(bias, least - depth, -torch.inf)
+
+
+def rounded_depth(call: Call, largest: float, q: Tensor, k: Tensor) -> float:
+    """``negligible_depth`` as a multiple of 8, which most calls of a model have in common."""
+    depth = negligible_depth(call, largest, q, k)
+    return 8.0 * math.ceil(depth / 8) if math.isfinite(depth) else math.inf
 
 
 @torch.no_grad()
-def negligible_depth(call: Call, largest: Tensor, q: Tensor, k: Tensor) -> Tensor:
+def negligible_depth(call: Call, largest: float, q: Tensor, k: Tensor) -> float:
     """How far below another one of its row a bias must be for its key to be negligible.
 
     The score of the key with the other bias is at least that bias less the largest score without
     bias. Those of all others are at most their bias and as much. ``largest`` is the largest
     absolute value of the other biases.
     """
-    score = max_scores(call, q, k).amax()
+    score = max_score(call, q, k).item()
     # Norms of D channels and their products take 2 D + 20 roundings of the score, and the bias 8.
     rounding = torch.finfo(call.dtype).eps * ((q.shape[3] + 18) * score + 8 * largest)
-    depth: Tensor = 2 * score + rounding + entry_margin(call, math.log(k.shape[2]))
+    margin = entry_margin(call, math.log(k.shape[2]))
+    depth: float = 2 * score + rounding + margin
     return depth

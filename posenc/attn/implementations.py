@@ -45,6 +45,8 @@ class Planned:
         Why there is no log-sum-exp; None if there is one.
     takes_sink
         Whether ``run`` adds the call's sink itself.
+    pairs_in_pass
+        How many numbers the layers of a pass keep at most for each head and pair of tokens.
     fixed
         Returns ``run`` as a function of transformed queries, keys and values alone, without a
         log-sum-exp, for the layers of a pass; None if it has none for a call.
@@ -53,6 +55,7 @@ class Planned:
     run: Callable[[Call], tuple[Array, LogSumExp | None]]
     without_lse: str | None = None
     takes_sink: bool = False
+    pairs_in_pass: int = 3
     fixed: Callable[[Call], Callable[[Array, Array, Array], Array] | None] = _nothing
 
 
@@ -100,7 +103,8 @@ class Implementation:
         if (why := _why_no_lse(call, plans)) is not None:
             return Refusal(why)
         first = plans[0]
-        return Planned(partial(_run_all, tuple(plans)), fixed=first.fixed)
+        pairs = sum(planned.pairs_in_pass for planned in plans)
+        return Planned(partial(_run_all, tuple(plans)), pairs_in_pass=pairs, fixed=first.fixed)
 
     def _refuse_scores(self, part: Call) -> Refusal | None:
         """Refuse a scheme that changes scores in a way that it does not compute."""

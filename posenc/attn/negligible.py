@@ -244,19 +244,30 @@ def max_scores(call: Call, q: Array, k: Array) -> Array:
 
     ``q`` and ``k`` are those of a call or of a part of it.
     """
-    xp, dim = call.xp, q.shape[3]
-    q, k = (xp.astype(a, call.dtype, copy=False) for a in (q, k))
-    # Squares of very small numbers underflow: a norm may be larger than computed by this much.
-    underflow = math.sqrt(dim * float(xp.finfo(call.dtype).smallest_normal))
-    longest = xp.max(xp.linalg.vector_norm(k, axis=-1), axis=-1)[:, :, None, None] + underflow
-    norms = xp.linalg.vector_norm(_by_key_head(call, q, k), axis=-1) + underflow
+    xp = call.xp
+    longest = xp.max(_norms(call, k), axis=-1)[:, :, None, None]
+    norms = _by_key_head(call, _norms(call, q), k)
     return xp.reshape(abs(call.scale) * longest * norms, q.shape[:3])
 
 
+def max_score(call: Call, q: Array, k: Array) -> Array:
+    """The largest of ``max_scores``."""
+    xp = call.xp
+    q, k = (xp.max(_norms(call, a), axis=-1)[..., None] for a in (q, k))
+    return abs(call.scale) * xp.max(k[:, :, None] * _by_key_head(call, q, k))
+
+
+def _norms(call: Call, x: Array) -> Array:
+    """The norms of vectors, and what squares of very small numbers may lose by underflow."""
+    xp = call.xp
+    norms = xp.linalg.vector_norm(xp.astype(x, call.dtype, copy=False), axis=-1)
+    return norms + math.sqrt(x.shape[3] * float(xp.finfo(call.dtype).smallest_normal))
+
+
 def _by_key_head(call: Call, q: Array, k: Array) -> Array:
-    """Queries ``(B, Hk, H / Hk, Q, D)``."""
-    (batch, heads, q_len, dim), kv_heads = q.shape, k.shape[1]
-    return call.xp.reshape(q, (batch, kv_heads, heads // kv_heads, q_len, dim))
+    """Queries, or what has their first axes, ``(B, Hk, H / Hk, ...)``."""
+    (batch, heads, *rest), kv_heads = q.shape, k.shape[1]
+    return call.xp.reshape(q, (batch, kv_heads, heads // kv_heads, *rest))
 
 
 def _largest(bias: Array, xp: Namespace) -> Array:

@@ -39,15 +39,15 @@ def pairs_of(monkeypatch, **options):
     """How many pairs of tokens the parts of a call hold for each head, and the keys of each."""
     counts = []
 
-    def counted(parts, largest_first=job._largest_first):
-        ordered = largest_first(parts)
+    def counted(call, bounds, cut=job.parts):
+        ordered = cut(call, bounds)
         for part in ordered:
             heads, rows = (s.stop - s.start for s in part[:2])
             keys = sum(part.key_counts)
             counts.append((heads * rows * keys, keys))
         return ordered
 
-    monkeypatch.setattr(job, "_largest_first", counted)
+    monkeypatch.setattr(job, "parts", counted)
     q = tensor(1, HEADS, 400, 8)
     with small_blocks(16):
         posenc_torch.attention(q, q, q, ALIBI, causal=True, implementation="chunked", **options)

@@ -15,6 +15,7 @@ from posenc.schemes import FoX, Inkling, LearnedRoPE, RePo, Sink, Sum
 
 torch = pytest.importorskip("torch")
 import posenc_torch  # noqa: E402
+from posenc_torch import repeated  # noqa: E402
 
 HEADS, DIM, LAYERS, LENGTH = 2, 8, 4, 12
 EACH = {
@@ -131,11 +132,13 @@ class Turning(posenc.RoPE):
 
 
 @pytest.mark.parametrize("scheme", [Counted(HEADS), Turning(DIM)], ids=["bias", "angles"])
-def test_what_positions_decide_is_made_once(scheme):
+def test_what_positions_decide_is_made_once(scheme, monkeypatch):
     positions, each = posenc_torch.Positions(scheme, LAYERS), vectors()
     kind = type(scheme)
     kind.calls = 0
-    alone(positions, each)
+    with monkeypatch.context() as patched:
+        patched.setattr(repeated, "kind_of", lambda *_: None)  # each call makes its own
+        alone(positions, each)
     by_calls, kind.calls = kind.calls, 0
     bound = positions.bind(causal=True)
     assert kind.calls == 0  # nothing before a layer needs it

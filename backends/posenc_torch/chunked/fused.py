@@ -48,8 +48,9 @@ def fused(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def kept(q: Tensor, v: Tensor) -> Result:
     """Room for the results of all parts of a call."""
-    width, lse = max(q.shape[3], v.shape[3]), torch.promote_types(q.dtype, torch.float32)
-    return Result(q.new_empty((*q.shape[:3], width)), q.new_empty(q.shape[:3], dtype=lse))
+    (batch, heads, q_len, dim), width = q.shape, v.shape[3]
+    out = q.new_empty((batch, q_len, heads, max(dim, width))).transpose(1, 2)
+    return Result(out, q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32)))
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Result:

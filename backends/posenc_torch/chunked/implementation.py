@@ -46,7 +46,7 @@ def chunked(call: Call) -> tuple[Tensor, LogSumExp | None]:
 
 def plan(call: Call) -> Planned | Refusal:
     """How a call is cut into parts, or why it cannot be."""
-    return plan_unless(_why_not(call), Planned(chunked))
+    return plan_unless(_why_not(call), Planned(chunked, pairs_in_pass=0))
 
 
 def _why_not(call: Call) -> str | None:

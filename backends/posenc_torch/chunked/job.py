@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple, cast
@@ -111,9 +111,9 @@ class Job(NamedTuple):
         )  # fmt: skip
         job = cls(
             bare, tuple(tensors), table_has_mask, sees_itself(call),
-            bias_by_key(call) is not None, whole_scores,
+            call.once("has key bias", lambda: bias_by_key(call) is not None), whole_scores,
             not whole_scores and _is_fused(call, tensors),
-            far(call) if table_has_mask else None, _largest_first(parts(call, bounds)),
+            far(call) if table_has_mask else None, parts(call, bounds),
             Shown.of(call),
         )  # fmt: skip
         return job, tensors
@@ -135,6 +135,19 @@ class Job(NamedTuple):
     def views(self, axes: Axes, part: Part, tensor: Tensor) -> tuple[list[Tensor], int]:
         """As ``tensors.views``, of a tensor of this call."""
         return views(axes, part, tensor, self.call.q.shape[1], self.call.q.shape[2])
+
+    def new_result(self, q: Tensor, v: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """``(B, H, Q, Dv)`` for the results of all parts: 0 in rows that no part has.
+
+        In memory the heads of a token follow each other, as in SDPA's result: a model joins them.
+        """
+        batch, heads, q_len, _ = q.shape
+        filled = sum(
+            (part.heads.stop - part.heads.start) * (part.queries.stop - part.queries.start)
+            for part in self.parts
+        )
+        new = q.new_empty if filled == heads * q_len else q.new_zeros
+        return new((batch, q_len, heads, v.shape[3]), dtype=dtype or q.dtype).transpose(1, 2)
 
     def far_keys(self, part: Part) -> int:
         """How many keys, from the first one, have the same bias for all queries of a part."""
@@ -313,11 +326,3 @@ def _is_fused(call: Call, tensors: Tensors) -> bool:
     q, k, v, *others = tensors.values()
     learned = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in others)
     return (q.dtype == call.dtype or not learned) and fused.fused(q, k, v)
-
-
-def _largest_first(some: Iterable[Part]) -> tuple[Part, ...]:
-    """Parts in the order of their numbers of keys, so that each fits into the memory of the last.
-
-    Under a causal mask, in the order of queries, each is larger than all before it.
-    """
-    return tuple(sorted(some, key=lambda part: -sum(part.key_counts)))

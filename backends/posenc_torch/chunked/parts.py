@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -37,14 +38,19 @@ class BlockSizes(NamedTuple):
     scores
         Scores per part where it holds a bias for each: an array of more than 32 MB is new memory
         each time, which takes a fifth of a training step.
+    few
+        Blocks of keys that a query may see without a look at which are negligible: it takes longer
+        than to compute them.
     """
 
     mask: int = 128
     queries: int = 256
     scores: int = 2**22
+    few: int = 8
 
 
-_FEW_BLOCKS = 3  # of keys: to look which are negligible takes longer than to compute them
+Span: TypeAlias = tuple[int, int]
+"""The first block of keys and the last, exclusive."""
 
 _sizes: ContextVar[BlockSizes] = ContextVar("sizes", default=BlockSizes())  # noqa: B039
 
@@ -76,27 +82,39 @@ class Part(NamedTuple):
         return tuple(keys.stop - keys.start for keys in self.ranges)
 
 
-@torch.no_grad()
-def parts(call: Call, bounds: Callable[[], Bounds | None] | None = None) -> Iterator[Part]:
-    """Parts that together hold all visible pairs that are not negligible.
+def parts(call: Call, bounds: Callable[[], Bounds | None] | None = None) -> tuple[Part, ...]:
+    """Parts that together hold all visible pairs that are not negligible, the largest first.
 
-    ``bounds`` gives those of the call; default: they are computed here.
+    Each then fits into the memory of the last. In the order of queries, under a causal mask, each
+    is larger than all before it. ``bounds`` gives those of the call; default: they are computed
+    here.
     """
-    size, rows, scores = _sizes_for(call)
+
+    def cut() -> tuple[Part, ...]:
+        return tuple(sorted(_parts(call, bounds), key=lambda part: -sum(part.key_counts)))
+
+    if call.skip_blocks and sees_many_keys(call):
+        return cut()
+    return call.once(f"parts of {_sizes_for(call)}", cut)
+
+
+@torch.no_grad()
+def _parts(call: Call, bounds: Callable[[], Bounds | None] | None) -> Iterator[Part]:
+    size, rows, scores, _ = _sizes_for(call)
     heads, q_len, k_len = call.q.shape[1], call.q.shape[2], call.k.shape[2]
-    any_visible, all_visible = visible_blocks(call, size)
+    any_visible, all_visible = _visible(call)
     kept = any_visible[:, None]
-    if call.skip_blocks and bool((any_visible.sum(-1) > _FEW_BLOCKS).any()):
+    if call.skip_blocks and sees_many_keys(call):
         known = Bounds.of(call) if bounds is None else bounds()
         kept = kept if known is None else kept & ~known.blocks(size, all_visible=all_visible)
     group = heads // call.k.shape[1]
-    cost = _cost(call)
+    batch, threads = call.q.shape[0], _threads(call)
     by_pair = has_bias(call.scheme) and not has_bias_by_distance(call)
     by_pair = by_pair or has_channel_decay(call.scheme)
     chunks = _of_parts(kept.any(dim=0), rows // size)
     for n, spans in enumerate(_spans(chunks)):
         queries = slice(n * rows, min(q_len, (n + 1) * rows))
-        for run, (first, last) in _runs(spans, heads, group, cost):
+        for run, (first, last) in _runs(spans, heads, group, batch, threads):
             # What lies apart is the same for all heads.
             gap = _gap(chunks[:, n].any(dim=0), first, last) if _apart(call) else None
             end, start = gap or (first, first)
@@ -108,6 +126,23 @@ def parts(call: Call, bounds: Callable[[], Bounds | None] | None = None) -> Iter
             most = scores // of_head if by_pair else heads
             for few in _at_most(most, run, group):
                 yield part._replace(heads=few)
+
+
+def sees_many_keys(call: Call) -> bool:
+    """Whether a look at which blocks are negligible pays."""
+    few = _sizes.get().few
+    many: bool = call.once(
+        f"more than {few} blocks", lambda: bool((_visible(call)[0].sum(-1) > few).any())
+    )
+    return many
+
+
+def _visible(call: Call) -> tuple[Tensor, Tensor]:
+    size = _sizes_for(call).mask
+    made: tuple[Tensor, Tensor] = call.once(
+        f"visible blocks of {size}", lambda: visible_blocks(call, size)
+    )
+    return made
 
 
 def _apart(call: Call) -> bool:
@@ -148,35 +183,30 @@ def _of_parts(kept: Tensor, blocks: int) -> Tensor:
     return whole.reshape(len(kept), -1, blocks, kept.shape[2]).any(dim=2)
 
 
-def _spans(kept: Tensor) -> list[list[tuple[int, int] | None]]:
+def _spans(kept: Tensor) -> list[tuple[Span | None, ...]]:
     """The first and the last block, exclusive, that each part and head keeps; None for nothing."""
     numbers, count = kept.int(), kept.shape[2]
     ends = torch.stack([numbers.argmax(2), count - numbers.flip(2).argmax(2)], dim=2)
     ends = torch.where(kept.any(dim=2, keepdim=True), ends, -1)  # one transfer from a device
     return [
-        [(first, last) if first >= 0 else None for first, last in heads]
+        tuple((first, last) if first >= 0 else None for first, last in heads)
         for heads in ends.transpose(0, 1).tolist()
     ]
 
 
+@lru_cache(maxsize=512)  # calls of a model have the same spans
 def _runs(
-    spans: Sequence[tuple[int, int] | None],
-    heads: int,
-    group: int,
-    cost: Callable[[int, int], float],
-) -> Iterator[tuple[slice, tuple[int, int]]]:
+    spans: tuple[Span | None, ...], heads: int, group: int, batch: int, threads: int
+) -> Sequence[tuple[slice, Span]]:
     """Runs of heads, and their ranges of key blocks, that cost least; ``spans`` of each or of all.
 
-    ``cost(count, blocks)`` is that of a part of so many heads. Heads that share keys make a run
-    only with each other, unless all of them do.
+    Heads that share keys make a run only with each other, unless all of them do.
     """
     if len(set(spans)) == 1:
-        if spans[0] is not None:
-            yield slice(0, heads), spans[0]
-        return
+        return () if spans[0] is None else ((slice(0, heads), spans[0]),)
     # The least cost of the heads before each one, and the run that ends there.
     least: list[float] = [0.0]
-    ends: list[tuple[int, tuple[int, int] | None]] = []
+    ends: list[tuple[int, Span | None]] = []
     for end in range(1, heads + 1):
         options = []
         together = spans[end - 1]
@@ -188,7 +218,9 @@ def _runs(
                 together = min(span[0], together[0]), max(span[1], together[1])
             if group == 1 or start // group == (end - 1) // group or end - start == heads:
                 blocks = 0 if together is None else together[1] - together[0]
-                own = cost(end - start, blocks) if together is not None else 0.0
+                own = 0.0
+                if together is not None:
+                    own = _cost(batch * (end - start), blocks, threads)
                 options.append((least[start] + own, start, together))
         total, start, together = min(options, key=lambda option: option[0])
         least.append(total)
@@ -199,22 +231,20 @@ def _runs(
         if together is not None:
             runs.append((slice(start, end), together))
         end = start
-    yield from reversed(runs)
+    return tuple(reversed(runs))
 
 
-def _cost(call: Call) -> Callable[[int, int], float]:
+def _cost(heads: int, blocks: int, threads: int) -> float:
     """What a part of some heads and blocks of keys takes, in blocks of one head.
 
     On a CPU the backward pass gives each head of a part to one thread. Another call takes about as
     long as a block.
     """
-    batch: int = call.q.shape[0]
-    threads = torch.get_num_threads() if call.q.device.type == "cpu" else 1
+    return threads * (1 + -(-heads // threads) * blocks)
 
-    def cost(heads: int, blocks: int) -> float:
-        return threads * (1 + -(-batch * heads // threads) * blocks)
 
-    return cost
+def _threads(call: Call) -> int:
+    return torch.get_num_threads() if call.q.device.type == "cpu" else 1
 
 
 def most_queries() -> int:
@@ -235,7 +265,7 @@ def few_queries() -> int:
 @contextmanager
 def small_blocks(size: int) -> Iterator[None]:
     """Blocks of ``size`` queries and keys instead of hundreds, so that short calls have several."""
-    token = _sizes.set(BlockSizes(size, size))
+    token = _sizes.set(BlockSizes(size, size, few=3))
     try:
         yield
     finally:

@@ -25,7 +25,7 @@ class Fused(torch.autograd.Function):
     def forward(ctx: Any, job: Job, *tensors: Tensor) -> Tensor:
         given = dict(zip(job.slots, tensors, strict=True))
         q = given[Q]
-        out = q.new_zeros((*q.shape[:3], given[V].shape[3]))
+        out = job.new_result(q, given[V])
         # Arrays of their own for each part would lie between those that the next parts need, and
         # leave gaps too small for them: memory that grows with the square of the length.
         kept = fused.kept(q, given[V]) if any(ctx.needs_input_grad) else None
@@ -109,7 +109,7 @@ class Recomputed(torch.autograd.Function):
         given = dict(zip(job.slots, tensors, strict=True))
         q = given[Q]
         dtype = job.call.dtype if job.whole_scores else q.dtype
-        out = q.new_zeros((*q.shape[:3], given[V].shape[3]), dtype=dtype)
+        out = job.new_result(q, given[V], dtype)
         if not job.whole_scores:
             for part in job.parts:
                 out[:, part.heads, part.queries], _ = job.attend(part, job.slices(part, given))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,16 +14,22 @@ from posenc.backend import (
     bias_by_distance,
     has_bias,
     has_channel_decay,
+    may_have_negligible_blocks,
     visible_by_distance,
 )
 from posenc_torch.attn_mask import sees_itself
+from posenc_torch.chunked.parts import sees_many_keys
 from posenc_torch.chunked.whole_scores import needs_whole_scores
 from posenc_torch.fully_masked import is_true
-from posenc_torch.underflow import lowest_by_distance
+from posenc_torch.underflow import lowest_by_distance, rounded_depth
 
 
 def table_of(call: Call) -> Tensor | None:
     """The bias by distance, ``(H or 1, Q + K - 1)``; 0 for a mask by distance without a bias."""
+    return call.once("bias by distance", lambda: _table_of(call))
+
+
+def _table_of(call: Call) -> Tensor | None:
     if has_channel_decay(call.scheme):
         return None  # which would turn the order of queries
     if has_bias(call.scheme) or call.extra_bias is not None or not call.in_order:
@@ -41,11 +48,47 @@ def with_mask(
 
     Negligible entries are ``-inf`` too: a weight of 0, where it may else be a subnormal number.
     """
-    holds = _mask_is_by_distance(call) and _peaks_at_own_key(call, table, dtype)
-    full = _masked(call, table, dtype) if holds else table
-    if _may_underflow(call, table) and (negligible := _negligible(table, bounds())) is not None:
-        full = torch.where(negligible, -torch.inf, full)
-    return full, holds
+    name = f"bias by distance, {dtype}"
+    made = call.once(name, lambda: _Masked.of(call, table, dtype))
+    if made.own is None or not may_have_negligible_blocks(call):
+        return made.table, made.has_mask
+    if sees_many_keys(call) or not sees_itself(call):
+        known = bounds()
+        full = made.table if known is None else made.without(known.distances(table.detach()))
+        return full, made.has_mask
+    # Of few keys by a wider bound, which takes a third of the time.
+    depth = rounded_depth(call, made.own, call.q, call.k)
+    lowest = table.detach()[:, call.k.shape[2] - 1, None] - depth
+    return call.once(f"{name} to {depth}", lambda: made.without(table <= lowest)), made.has_mask
+
+
+class _Masked(NamedTuple):
+    """A table for a mask in some dtype.
+
+    Attributes
+    ----------
+    table, has_mask
+        As ``with_mask`` has them, with entries that may be negligible.
+    own
+        The largest absolute bias of a query's own key; None if no entry is so low that a look pays.
+    """
+
+    table: Tensor
+    has_mask: bool
+    own: float | None
+
+    @classmethod
+    def of(cls, call: Call, table: Tensor, dtype: torch.dtype) -> _Masked:
+        holds = _mask_is_by_distance(call) and _peaks_at_own_key(call, table, dtype)
+        full = _masked(call, table, dtype) if holds else table
+        own = None
+        if _may_underflow(call, table):
+            own = table.detach()[:, call.k.shape[2] - 1].abs().amax().item()
+        return cls(full, holds, own)
+
+    def without(self, negligible: Tensor) -> Tensor:
+        """The table without these entries."""
+        return torch.where(negligible, -torch.inf, self.table)
 
 
 def toeplitz(table: Tensor, count: int, key_counts: Sequence[int]) -> Tensor:
@@ -104,9 +147,3 @@ def _may_underflow(call: Call, table: Tensor) -> bool:
     """Whether visible entries are so low that a look pays."""
     visible = torch.where(visible_by_distance(call), table, -torch.inf)
     return lowest_by_distance(visible, call.k.shape[2] - 1) is not None
-
-
-@torch.no_grad()
-def _negligible(table: Tensor, bounds: Bounds | None) -> Tensor | None:
-    """Which entries of the bias by distance every query can do without."""
-    return None if bounds is None else bounds.distances(table)

@@ -15,10 +15,11 @@ from posenc.backend import Arguments, Hook, PositionScheme, Shared, attention_pa
 from posenc.positions import MAX_POSITION
 from posenc.schemes import Chunk, NoPE, Sink, Sum
 from posenc_torch.api import attention
-from posenc_torch.bound import AfterVectors, attend_shared, is_alone, new_shared
+from posenc_torch.bound import AfterVectors, attend_shared
 from posenc_torch.hf.family import Family
 from posenc_torch.hf.masks import given_mask
 from posenc_torch.hf.tokens import Sides, tokens_of_call
+from posenc_torch.sharing import is_alone, new_shared
 
 # Names of attributes of attention modules: of one with positions, and of one without.
 LAYER, CROSS = "_posenc_layer", "_posenc_cross"

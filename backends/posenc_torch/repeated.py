@@ -1,0 +1,108 @@
+"""Single calls that repeat one another: from the third on, nothing but vectors is new.
+
+A model calls attention in each layer and step with the same scheme, mask and shapes. What these
+alone decide is then made once, as in a pass of layers: checks, positions, the choice of an
+implementation, angles, a bias with its mask. The second equal call makes it, so a call that never
+comes again leaves nothing behind.
+
+Only on a CPU, and without learned arrays, tokens, a mask or a bias of the caller's, whose values
+may change. On a GPU, what is kept could be memory of a graph that records the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from threading import Lock
+from typing import Any, NamedTuple, TypeAlias
+
+from torch import Tensor
+
+from posenc.backend import Arguments, PositionScheme, Shared, attention_part
+from posenc_torch.sharing import is_alone, new_shared, of_vectors
+
+LIMIT = 2**23
+"""How many numbers are kept in all: 32 MB in float32. One call may keep half of them."""
+_CALLS = 64
+
+
+Run: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class OfVectors(NamedTuple):
+    """Attention as a function of vectors, if there is one, and how many numbers it holds."""
+
+    run: Run | None = None
+    numbers: int = 0
+
+
+_SEEN, _NEVER = OfVectors(), OfVectors()  # once; and no function serves
+_kept: dict[Hashable, OfVectors] = {}
+_writing = Lock()
+
+
+def kind_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scheme: PositionScheme,
+    params: Mapping[str, Any] | None,
+    causal: bool,
+    given: Arguments,
+    implementation: str,
+    skip_blocks: bool,
+) -> Hashable | None:
+    """What equal calls have in common; None for a call that is not kept."""
+    # By identity and type: 1 equals True and 1.0, and is not accepted in their place.
+    window, scale = given.window, given.scale
+    plain = (
+        (params is None or (type(params) is dict and not params))
+        and (causal is True or causal is False)
+        and (skip_blocks is True or skip_blocks is False)
+        and (window is None or type(window) is int)
+        and (scale is None or type(scale) is float)
+        and given.k_transformed is False
+        and given.return_lse is False
+        and given.mask is given.tokens is given.queries is given.bias is given.softcap is None
+        and isinstance(scheme, PositionScheme)
+        and type(scheme).__hash__ is not object.__hash__  # else it may change, and stay equal
+    )
+    if not plain or is_alone() or (vectors := of_vectors(q, k, v)) is None:
+        return None
+    if not (q.is_cpu and k.is_cpu and v.is_cpu):
+        return None
+    kind = vectors, scheme, causal, window, scale, implementation, skip_blocks
+    try:
+        hash(kind)
+    except TypeError:  # a scheme that holds arrays
+        return None
+    return kind
+
+
+def find(kind: Hashable) -> Run | None:
+    """The function of vectors that computes calls of a kind, if it is kept."""
+    return _kept.get(kind, _NEVER).run
+
+
+def shared_of(kind: Hashable, scheme: PositionScheme, causal: bool) -> Shared | None:
+    """What a call shares with later ones, if it is the second of its kind."""
+    if (kept := _kept.get(kind)) is None:
+        # A call that warns does so each time.
+        warns = attention_part(scheme, None)[0] is not scheme or scheme.caution(causal=causal)
+        _put(kind, _NEVER if warns else _SEEN)
+    return new_shared() if kept is _SEEN else None
+
+
+def keep(kind: Hashable, made: OfVectors | None) -> None:
+    """Keep the function that computes calls of a kind, or that there is none."""
+    _put(kind, made if made is not None and 2 * made.numbers <= LIMIT else _NEVER)
+
+
+def _put(kind: Hashable, kept: OfVectors) -> None:
+    with _writing:
+        _kept.pop(kind, None)
+        _kept[kind] = kept
+        total = sum(each.numbers for each in _kept.values())
+        for oldest in list(_kept):
+            if total <= LIMIT and len(_kept) <= _CALLS:
+                break
+            total -= _kept.pop(oldest).numbers
