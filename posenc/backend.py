@@ -6,7 +6,8 @@ A backend is a package that computes attention in one framework. From posenc it 
 ``posenc.hf``. Anything else in posenc may change without notice.
 
 =====================  ===========================================================================
-a call                 ``prepare`` makes a ``Call`` with two ``Tokens`` and a ``Mask``
+a call                 ``prepare`` makes a ``Call`` with two ``Tokens`` and a ``Mask``, and may warn
+                       (``may_warn``)
 implementations        ``Implementation``, which makes a ``Planned`` or a ``Refusal`` of a call;
                        ``choose``, ``explain_choice``
 the bias               dense (``Call.bias``), on a tile (``bias_tile``; ``dense_bias``, with tables
@@ -105,7 +106,7 @@ from posenc.attn.negligible import (
     may_have_negligible_blocks,
     negligible_blocks,
 )
-from posenc.attn.prepare import prepare
+from posenc.attn.prepare import may_warn, prepare
 from posenc.attn.reference import dense, two_channels
 from posenc.attn.rows import adjusts_rows, of_queries, queries_of
 from posenc.attn.shared import Made, Shared
@@ -237,6 +238,7 @@ __all__ = [
     "max_score",
     "may_be_fully_masked",
     "may_have_negligible_blocks",
+    "may_warn",
     "merge_constants",
     "merge_parts",
     "near_diagonals",

@@ -135,7 +135,7 @@ def attention(
         return attend_in_pass(q, k, v, *also, None, wants_run=False)[0]
     if (run := repeated.find(kind)) is not None:
         return run(q, k, v)
-    shared = repeated.shared_of(kind, scheme, causal)
+    shared = repeated.shared_of(kind, scheme, causal, given)
     out, made = attend_in_pass(q, k, v, *also, shared, wants_run=shared is not None)
     if shared is not None:
         repeated.keep(kind, made)

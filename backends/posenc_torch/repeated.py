@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from posenc.backend import Arguments, PositionScheme, Shared, attention_part
+from posenc.backend import Arguments, PositionScheme, Shared, may_warn
 from posenc_torch.sharing import is_alone, new_shared, of_vectors
 
 LIMIT = 2**23
@@ -53,14 +53,14 @@ def kind_of(
 ) -> Hashable | None:
     """What equal calls have in common; None for a call that is not kept."""
     # By identity and type: 1 equals True and 1.0, and is not accepted in their place.
-    window, scale = given.window, given.scale
+    window, scale, k_transformed = given.window, given.scale, given.k_transformed
     plain = (
         (params is None or (type(params) is dict and not params))
         and (causal is True or causal is False)
         and (skip_blocks is True or skip_blocks is False)
         and (window is None or type(window) is int)
         and (scale is None or type(scale) is float)
-        and given.k_transformed is False
+        and (k_transformed is True or k_transformed is False)
         and given.return_lse is False
         and given.mask is given.tokens is given.queries is given.bias is given.softcap is None
         and isinstance(scheme, PositionScheme)
@@ -70,7 +70,7 @@ def kind_of(
         return None
     if not (q.is_cpu and k.is_cpu and v.is_cpu):
         return None
-    kind = vectors, scheme, causal, window, scale, implementation, skip_blocks
+    kind = vectors, scheme, causal, window, scale, k_transformed, implementation, skip_blocks
     try:
         hash(kind)
     except TypeError:  # a scheme that holds arrays
@@ -83,11 +83,12 @@ def find(kind: Hashable) -> Run | None:
     return _kept.get(kind, _NEVER).run
 
 
-def shared_of(kind: Hashable, scheme: PositionScheme, causal: bool) -> Shared | None:
+def shared_of(
+    kind: Hashable, scheme: PositionScheme, causal: bool, given: Arguments
+) -> Shared | None:
     """What a call shares with later ones, if it is the second of its kind."""
     if (kept := _kept.get(kind)) is None:
-        # A call that warns does so each time.
-        warns = attention_part(scheme, None)[0] is not scheme or scheme.caution(causal=causal)
+        warns = may_warn(scheme, causal, given)  # as each such call should
         _put(kind, _NEVER if warns else _SEEN)
     return new_shared() if kept is _SEEN else None
 

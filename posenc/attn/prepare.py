@@ -367,6 +367,13 @@ def _scheme_in_attention(
     return attention_part(scheme, params)
 
 
+def may_warn(scheme: PositionScheme, causal: bool, given: Arguments) -> bool:
+    """Whether ``prepare`` warns of such a call at default positions."""
+    if embeds_only(scheme) or scheme.caution(causal=causal) is not None:
+        return True
+    return given.k_transformed and has_transform(scheme)
+
+
 def _warn(scheme: PositionScheme, advice: str, xp: Namespace) -> None:
     """Issue a ``SchemeWarning`` at the caller's line, except while PyTorch compiles."""
     if is_compiling(xp):

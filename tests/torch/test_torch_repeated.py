@@ -150,6 +150,13 @@ def test_a_scheme_that_may_change_is_not_kept():
     assert not torch.equal(results(arrays, scheme, grad=False)[0], first[0])
 
 
+def test_a_cache_without_positions_warns_each_time():
+    arrays = vectors(posenc.RoPE(HEAD_DIM))
+    for _ in range(4):
+        with pytest.warns(posenc.SchemeWarning, match="holds all keys from position 0"):
+            posenc_torch.attention(*arrays, posenc.RoPE(HEAD_DIM), causal=True, k_transformed=True)
+
+
 @pytest.mark.parametrize("also", ["params", "tokens", "mask", "bias"])
 def test_what_the_caller_may_change_is_not_kept(also):
     scheme = posenc.T5Bias(4) if also == "params" else posenc.ALiBi(4)

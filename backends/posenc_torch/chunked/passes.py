@@ -173,29 +173,33 @@ class _Sums:
 
     def __init__(self, job: Job, tensors: Tensors, needs_grad: Sequence[bool]) -> None:
         self._job, self._tensors = job, tensors
-        self._totals = {
-            slot: torch.zeros_like(
-                t, dtype=t.dtype if slot == Q else torch.promote_types(t.dtype, torch.float32)
-            )
+        self._dtypes = {
+            slot: t.dtype if slot == Q else torch.promote_types(t.dtype, torch.float32)
             for (slot, t), needed in zip(tensors.items(), needs_grad, strict=True)
             if needed
         }
-        self._used = {Q, K, V} & self._totals.keys()  # of padding alone they are 0
+        self._totals: dict[Slot, Tensor] = {}
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         """Which tensors need a gradient."""
-        return tuple(self._totals)
+        return tuple(self._dtypes)
 
     def add(self, part: Part, gradients: Mapping[Slot, Tensor | None]) -> None:
-        """Add the gradients of a part; None is one of 0, others than ``slots`` are ignored."""
-        for slot, whole in self._totals.items():
-            gradient = gradients.get(slot)
+        """Add the gradients of a part; None is one of 0, others than ``slots`` are ignored.
+
+        What is given for k and v is nobody else's: the first may become the total.
+        """
+        for slot in self._dtypes:
+            gradient, shape = gradients.get(slot), self._tensors[slot].shape
             if gradient is None:
                 continue
-            if slot in (Q, K, V) and gradient.shape[3] > whole.shape[3]:
-                gradient = gradient[..., : whole.shape[3]]  # the rest are of ``KeySums``
-            self._used.add(slot)
+            if slot in (Q, K, V) and gradient.shape[3] > shape[3]:
+                gradient = gradient[..., : shape[3]]  # the rest are of ``KeySums``
+            elif slot in (K, V) and self._is_first_of_all(slot, part, gradient):
+                self._totals[slot] = gradient
+                continue
+            whole = self._total(slot)
             totals, axis = self._job.views(slot.axes, part, whole)
             pieces: Sequence[Tensor] = (gradient,)
             if len(totals) > 1:
@@ -208,13 +212,25 @@ class _Sums:
 
     def add_whole(self, gradients: Mapping[Slot, Tensor]) -> None:
         """Add the gradients of whole tensors."""
-        self._used |= gradients.keys()
         for slot, gradient in gradients.items():
-            self._totals[slot] += gradient
+            self._total(slot).add_(gradient)
 
     def results(self) -> list[Tensor | None]:
         """The gradient of each tensor in its dtype; None if no part uses it."""
+        for slot in {Q, K, V} & self._dtypes.keys():
+            self._total(slot)  # of padding alone they are 0
         return [
-            self._totals[slot].to(t.dtype) if slot in self._used else None
+            self._totals[slot].to(t.dtype) if slot in self._totals else None
             for slot, t in self._tensors.items()
         ]
+
+    def _total(self, slot: Slot) -> Tensor:
+        if slot not in self._totals:
+            like = self._tensors[slot]
+            self._totals[slot] = torch.zeros_like(like, dtype=self._dtypes[slot])
+        return self._totals[slot]
+
+    def _is_first_of_all(self, slot: Slot, part: Part, gradient: Tensor) -> bool:
+        """Whether a gradient is the first one, and of all heads and keys."""
+        first = slot not in self._totals and gradient.dtype == self._dtypes[slot]
+        return first and gradient.shape == self._tensors[slot].shape and part.first is None
