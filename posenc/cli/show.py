@@ -79,7 +79,8 @@ def run(options: dict[str, Any]) -> int:
         raise ValueError(f"--{of_weights[0]} chooses among trained weights, and needs --params")
     given = {**_DEFAULTS, **given}
     length = check_count("length", given["length"])
-    heads, head_dim = given["heads"], given["head_dim"]
+    heads = check_count("--heads", given["heads"])
+    head_dim = check_count("--head-dim", given["head_dim"])
     layer, *others = parse(label)
     if others:
         raise ValueError(f"show draws one layer, as rope+alibi@64; {label!r} has layers in turn")

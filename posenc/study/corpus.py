@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import os
 import sysconfig
@@ -53,6 +54,7 @@ _HELD_OUT = frozenset(
         "typing",
     )
 )
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _WHOLE_FILES = 10  # with at least this many files, whole files are held out
 
 
@@ -108,7 +110,8 @@ def from_files(paths: Iterable[str | os.PathLike[str]]) -> Corpus:
     Raises
     ------
     FileNotFoundError, IsADirectoryError, ValueError
-        A path that is missing or a directory, a file given twice, or no bytes at all.
+        A path that is missing or a directory, a file given twice, no bytes at all, or UTF-16,
+        of which every second byte would be 0.
     """
     files = [_regular_file(path) for path in paths]
     if not files:
@@ -119,6 +122,11 @@ def from_files(paths: Iterable[str | os.PathLike[str]]) -> Corpus:
     # With relative names the split does not depend on the place of the folder.
     folder = Path(os.path.commonpath([file.parent for file in files]))
     texts = {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+    if wide := [name for name, text in texts.items() if text[:2] in _UTF_16]:
+        raise ValueError(
+            f"text must be UTF-8, or any other code of bytes, {printable(wide[0])} is UTF-16: "
+            "convert it, as by iconv -f UTF-16 -t UTF-8"
+        )
     if not any(texts.values()):
         raise ValueError(f"text must name files with bytes in them, got {_listed(files)}: empty")
     name = files[0].name if len(files) == 1 else f"{len(files)} files of {folder.name or folder}"

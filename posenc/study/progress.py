@@ -66,7 +66,8 @@ class Progress:
             )
         if study.scale:
             self._print_wrapped(f"scale {study.scale}: {command(study)}")
-        start = f"{len(study.labels)} schemes x {study.seeds} seeds with {backend}"
+        schemes = _counted(len(study.labels), "scheme")
+        start = f"{schemes} x {_counted(study.seeds, 'seed')} with {backend}"
         parts = {label: _sizes(recipe) for label, recipe in study.recipes.items()}
         if len(parts) == 1:
             self._print_wrapped(f"{start}: {next(iter(parts.values()))}")
@@ -262,3 +263,7 @@ def duration(seconds: float) -> str:
 def width() -> int:
     """Columns of the terminal; 80 without a terminal."""
     return max(40, shutil.get_terminal_size().columns)
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count} {name}" if count == 1 else f"{count} {name}s"

@@ -198,7 +198,7 @@ def _group_lives(group):
         (["compare", "--device", "nosuch"], "cannot train on device 'nosuch'"),
         (["compare", "--schemes", "alibi", "--windowed", "rope"], "windowed names 'rope'"),
         (["show", "rope", "--head-dim", "63"], "--head-dim must be even, got 63"),
-        (["show", "alibi", "--heads", "0"], "num_heads must be at least 1, got 0"),
+        (["show", "alibi", "--heads", "0"], "--heads must be at least 1, got 0"),
         (["show", "alibi", "--length", "0"], "length"),
         (["show", "nothing"], "unknown scheme 'nothing'"),
         (["show", "rope/nope"], "'rope/nope' has layers in turn"),

@@ -170,3 +170,11 @@ def test_size_is_enough_to_the_byte():
             check_size(corpus, **{"train_len": 64, "longest": 128, "windows": 3, **change})
     with pytest.raises(ValueError, match="windows must be at least 1, got 0"):
         check_size(corpus, train_len=64, longest=128, windows=0)
+
+
+@pytest.mark.parametrize("code", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_refused(tmp_path, code):
+    """Every second byte of it is 0, which a model of bytes predicts for nothing."""
+    (tmp_path / "wide.txt").write_bytes("\ufefftext".encode(code))
+    with pytest.raises(ValueError, match=r"wide\.txt is UTF-16: convert it"):
+        from_files([tmp_path / "wide.txt"])
