@@ -39,6 +39,7 @@ from posenc_torch.activations import softplus
 from posenc_torch.chunked import implementation as chunked
 from posenc_torch.constants import constant
 from posenc_torch.flex import implementation as flex
+from posenc_torch.hiding_bias import as_mask
 from posenc_torch.network import network
 from posenc_torch.repeated import OfVectors
 from posenc_torch.rotation import hold, rotate
@@ -197,7 +198,7 @@ def attend_in_pass(
     half = autocast_dtype(q)
     with own_dtypes():
         call = _call(q, k, v, scheme, params, causal, half, skip_blocks, given, shared)
-        kept = shared is not None and shared.keep(call)
+        kept = call.shared is not None and call.shared.keep(call)
         _, planned = choose(_IMPLEMENTATIONS, call, implementation)
         run = None
         if kept and wants_run and call.dtype == working_dtype([q, k, v], xp=xp):
@@ -265,6 +266,7 @@ def _call(
     call = prepare(
         *tensors, scheme, params, causal, given, skip_blocks=skip_blocks, shared=shared, xp=xp
     )
+    call = as_mask(call)
     if half is None or call.dtype == torch.float64:
         return call
     return replace(_round(call, half), regions=tuple(_round(r, half) for r in call.regions))

@@ -249,7 +249,8 @@ class Job(NamedTuple):
             lowest, highest = bias.detach().aminmax()  # of the keys that it shows
         elif mask is not None and (self.sees_itself or not self.whole_scores):
             # Adding takes an eighth of the time of where(mask, bias, -inf).
-            bias, joined = bias + hiding(mask, bias.dtype), True
+            # In this order: a table has no order of axes that the sum could take.
+            bias, joined = hiding(mask, bias.dtype) + bias, True
         if not self.whole_scores and (may_underflow(lowest, highest) or is_large(highest)):
             seen, is_new = None if joined else mask, joined or not finite
             bias = without_negligible(self.call, bias, seen, q, k, may_change=is_new)
