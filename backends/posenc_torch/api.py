@@ -43,6 +43,7 @@ from posenc_torch.hiding_bias import as_mask
 from posenc_torch.network import network
 from posenc_torch.repeated import OfVectors
 from posenc_torch.rotation import hold, rotate
+from posenc_torch.sharing import angles_in, numbers_in
 from posenc_torch.tables import take_along_axis
 from posenc_torch.tracing import autocast_dtype, has_values, own_dtypes
 from posenc_torch.weights import exp
@@ -214,10 +215,13 @@ def _of_vectors(
 ) -> OfVectors:
     """Attention as a function of queries, keys and values, for calls equal to this one."""
     turn_q, turn_k = (shared.made.find(("turn", role)) for role in ("query", "key"))
-    attend = planned.fixed(call) or _like(shared.made.find("call"), planned)
-    (_, heads, q_len, dim), k_len = call.q.shape, call.k.shape[2]
+    direct = planned.fixed(call)
+    attend = direct or _like(shared.made.find("call"), planned)
+    pairs = call.q.shape[1] * call.q.shape[2] * call.k.shape[2] * planned.pairs_in_pass
+    numbers = None  # with every call there may be more for each pair
+    if direct or not pairs:
+        numbers = pairs + (angles_in(shared) if direct else numbers_in(shared))
     rounds = half is not None and call.dtype != torch.float64
-    numbers = 2 * (q_len + k_len) * dim + heads * q_len * k_len * planned.pairs_in_pass
 
     def compute(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         dtype = q.dtype

@@ -15,6 +15,7 @@ from torch import Tensor
 from posenc.backend import Call, may_be_fully_masked
 from posenc_torch.booleans import all_of, any_of, hiding
 from posenc_torch.diagonals import mask_of, mask_table
+from posenc_torch.sharing import Latest
 from posenc_torch.tables import gather_pairs
 from posenc_torch.tracing import constant_in_programs, may_read
 from posenc_torch.underflow import (
@@ -59,16 +60,15 @@ def by_vectors(call: Call) -> Callable[[Tensor, Tensor], Tensor] | None:
     q, k = (torch.empty_like(a, device="meta") for a in (call.q, call.k))
     bare = replace(call, q=q, k=k, v=None, shared=None)  # nobody keeps the vectors
     span, dtype = _span(call, table), mask_dtype(call.q)
-    made: dict[float | None, Tensor] = {}
+    latest = Latest()
 
     def mask_for(q: Tensor, k: Tensor) -> Tensor:
         depth = _negligible_from(bare, span, q, k)
-        if depth not in made:
-            if len(made) > 1:
-                made.clear()
-            bias = _mask_to(bare, table, depth)
-            made[depth] = bias if bias.dtype == dtype else _minus_row_max(bias, None).to(dtype)
-        return made[depth]
+        return latest.once(depth, lambda: to(depth))
+
+    def to(depth: float | None) -> Tensor:
+        bias = _mask_to(bare, table, depth)
+        return bias if bias.dtype == dtype else _minus_row_max(bias, None).to(dtype)
 
     return mask_for
 

@@ -12,9 +12,11 @@ may change. On a GPU, what is kept could be memory of a graph that records the c
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import fields, is_dataclass
 from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 from posenc.backend import Arguments, PositionScheme, Shared, may_warn
@@ -29,10 +31,13 @@ Run: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class OfVectors(NamedTuple):
-    """Attention as a function of vectors, if there is one, and how many numbers it holds."""
+    """Attention as a function of vectors, if there is one, and how many numbers it holds.
+
+    None if later calls may add to them.
+    """
 
     run: Run | None = None
-    numbers: int = 0
+    numbers: int | None = 0
 
 
 _SEEN, _NEVER = OfVectors(), OfVectors()  # once; and no function serves
@@ -64,7 +69,7 @@ def kind_of(
         and given.return_lse is False
         and given.mask is given.tokens is given.queries is given.bias is given.softcap is None
         and isinstance(scheme, PositionScheme)
-        and type(scheme).__hash__ is not object.__hash__  # else it may change, and stay equal
+        and not torch._C._len_torch_dispatch_stack()  # a mode may count operations, or keep results
     )
     if not plain or is_alone() or (vectors := of_vectors(q, k, v)) is None:
         return None
@@ -89,21 +94,36 @@ def shared_of(
     """What a call shares with later ones, if it is the second of its kind."""
     if (kept := _kept.get(kind)) is None:
         warns = may_warn(scheme, causal, given)  # as each such call should
-        _put(kind, _NEVER if warns else _SEEN)
+        _put(kind, _SEEN if is_fixed(scheme) and not warns else _NEVER)
     return new_shared() if kept is _SEEN else None
+
+
+def is_fixed(value: Any) -> bool:
+    """Whether what equals ``value`` computes the same for ever: a scheme of posenc, of numbers.
+
+    A class of somebody else's may hold or read what changes, and be equal all the same.
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return True
+    if type(value) is tuple:
+        return all(map(is_fixed, value))
+    if not is_dataclass(value) or not type(value).__module__.startswith("posenc."):
+        return False
+    return all(is_fixed(getattr(value, each.name)) for each in fields(value) if each.compare)
 
 
 def keep(kind: Hashable, made: OfVectors | None) -> None:
     """Keep the function that computes calls of a kind, or that there is none."""
-    _put(kind, made if made is not None and 2 * made.numbers <= LIMIT else _NEVER)
+    fits = made is not None and made.numbers is not None and 2 * made.numbers <= LIMIT
+    _put(kind, made if made is not None and fits else _NEVER)
 
 
 def _put(kind: Hashable, kept: OfVectors) -> None:
     with _writing:
         _kept.pop(kind, None)
         _kept[kind] = kept
-        total = sum(each.numbers for each in _kept.values())
+        total = sum(each.numbers or 0 for each in _kept.values())
         for oldest in list(_kept):
             if total <= LIMIT and len(_kept) <= _CALLS:
                 break
-            total -= _kept.pop(oldest).numbers
+            total -= _kept.pop(oldest).numbers or 0

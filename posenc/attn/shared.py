@@ -48,6 +48,10 @@ class Made:
         kept = self._kept.get(name)
         return kept[1] if kept is not None and kept[0] == self.mode() else None
 
+    def values(self) -> list[Any]:
+        """All that is kept, in any mode."""
+        return [value for _, value in self._kept.values()]
+
     def keep(self, name: Hashable, value: T) -> T:
         """``value``, which ``find`` gives from now on."""
         if (mode := self.mode()) is not NotImplemented:

@@ -15,7 +15,6 @@ from posenc.schemes import FoX, Inkling, LearnedRoPE, RePo, Sink, Sum
 
 torch = pytest.importorskip("torch")
 import posenc_torch  # noqa: E402
-from posenc_torch import repeated  # noqa: E402
 
 HEADS, DIM, LAYERS, LENGTH = 2, 8, 4, 12
 EACH = {
@@ -132,18 +131,39 @@ class Turning(posenc.RoPE):
 
 
 @pytest.mark.parametrize("scheme", [Counted(HEADS), Turning(DIM)], ids=["bias", "angles"])
-def test_what_positions_decide_is_made_once(scheme, monkeypatch):
+def test_what_positions_decide_is_made_once(scheme):
     positions, each = posenc_torch.Positions(scheme, LAYERS), vectors()
     kind = type(scheme)
     kind.calls = 0
-    with monkeypatch.context() as patched:
-        patched.setattr(repeated, "kind_of", lambda *_: None)  # each call makes its own
-        alone(positions, each)
+    alone(positions, each)
     by_calls, kind.calls = kind.calls, 0
     bound = positions.bind(causal=True)
     assert kind.calls == 0  # nothing before a layer needs it
     together(bound, each)
     assert (kind.calls, by_calls) == (by_calls // LAYERS, by_calls)
+
+
+@pytest.mark.parametrize("scheme", [posenc.NoPE(), posenc.RoPE(DIM)], ids=["nope", "rope"])
+def test_layers_may_have_other_numbers_of_heads(scheme):
+    """A scheme that declares none serves any; parts of a call are of all its heads."""
+    positions = posenc_torch.Positions(scheme, 3)
+    bound = positions.bind(causal=True, window=3, implementation="chunked")
+    draw = torch.Generator().manual_seed(0)
+    for attend, (heads, shared) in zip(bound, [(2, 2), (6, 3), (6, 6)], strict=True):
+        q, k = (torch.randn(2, n, 300, DIM, generator=draw) for n in (heads, shared))
+        options = {"causal": True, "window": 3, "implementation": "reference"}
+        expected = posenc_torch.attention(q, k, k, scheme, **options)
+        torch.testing.assert_close(attend(q, k, k), expected)
+
+
+def test_layers_may_be_learned_one_after_the_other():
+    """In parts each has the graph of its learned arrays to itself."""
+    positions = posenc_torch.Positions(EACH["t5"], LAYERS)
+    for attend, (q, k, v, _) in zip(
+        positions.bind(causal=True, implementation="chunked"), vectors(), strict=True
+    ):
+        attend(q, k, v).sum().backward()
+    assert next(positions.parameters()).grad is not None
 
 
 def test_layers_of_other_windows_share_angles_alone():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import warnings
 import weakref
+from dataclasses import dataclass
 
 import pytest
 from frameworks import HAS
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 from subjects import HEAD_DIM, SUBJECTS
 
 import posenc
-from posenc.backend import reads_hidden
+from posenc.backend import Arguments, Hook, has_features, may_warn, reads_hidden
 from posenc.testing import SchemeCase
 
 if not HAS["torch"]:
@@ -137,17 +140,56 @@ def test_every_call_warns_of_its_own():
 class Mutable(posenc.PositionScheme):
     """A scheme that is equal to itself after a change."""
 
-    slope = 1.0
+    def __init__(self):
+        self.slope = torch.ones(())
 
     def bias(self, q_pos, k_pos, *, params, xp):
         return self.slope * xp.astype(k_pos - q_pos, xp.float32)
 
 
-def test_a_scheme_that_may_change_is_not_kept():
-    scheme, arrays = Mutable(), vectors(posenc.ALiBi(4))
-    first = [results(arrays, scheme, grad=False)[0] for _ in range(3)]
-    scheme.slope = 2.0
-    assert not torch.equal(results(arrays, scheme, grad=False)[0], first[0])
+@dataclass(frozen=True)
+class Holds(Mutable):
+    """A field that is equal to itself after a change."""
+
+    slope: torch.Tensor
+
+
+class Scaled(posenc.ALiBi):
+    """A factor that no comparison sees."""
+
+    def __init__(self, factor):
+        super().__init__(4)
+        object.__setattr__(self, "slope", torch.tensor(factor))
+
+    def bias(self, q_pos, k_pos, *, params, xp):
+        return self.slope * super().bias(q_pos, k_pos, params=params, xp=xp)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Mutable, lambda: Holds(torch.ones(())), lambda: Scaled(1.0)],
+    ids=["own", "field", "sub"],
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_scheme_that_may_change_is_not_kept(make, inside):
+    scheme, arrays = make(), vectors(posenc.ALiBi(4))
+    whole = posenc.schemes.Sum(posenc.NoPE(), scheme) if inside else scheme
+    first = [results(arrays, whole, grad=False)[0] for _ in range(3)]
+    scheme.slope.fill_(2.0)
+    assert not torch.equal(results(arrays, whole, grad=False)[0], first[0])
+    assert not kept()
+
+
+def test_most_of_the_catalogue_is_kept():
+    """All that learns nothing and reads no features."""
+    for name in UNLEARNED:
+        scheme = SUBJECTS[name]
+        repeated._kept.clear()
+        for _ in range(2):
+            results(vectors(scheme, 16, 16), scheme, grad=False, implementation="chunked")
+        of_vectors = has_features(scheme) or scheme.key_paths or scheme.hooks() & {Hook.REGIONS}
+        warns = may_warn(scheme, True, Arguments())
+        assert len(kept()) == (not of_vectors and not warns), name
 
 
 def test_a_cache_without_positions_warns_each_time():
@@ -234,6 +276,57 @@ def test_masks_of_training_follow_the_vectors(implementation):
     assert kept()
     found = results([q, k, v], scheme, grad=True, implementation=implementation)[0]
     torch.testing.assert_close(found[0, 0, -1], torch.ones(8))
+
+
+def test_masks_of_training_come_to_an_end():
+    """A kind of call keeps those of two depths, however much its vectors change."""
+    scheme, (q, k, v) = (
+        posenc.ALiBi(4, slopes=(2.0, 1.0, 2.0, 1.0)),
+        vectors(posenc.ALiBi(4), 90, 90),
+    )
+    for implementation in ("sdpa", "chunked"):
+        repeated._kept.clear()
+        held = []
+        for n in range(12):
+            factor = 1 + n / 4
+            results([q * factor, k, v], scheme, grad=True, implementation=implementation)
+            held.append(sum(a.numel() for a in gc.get_objects() if type(a) is torch.Tensor))
+        assert max(held[6:]) <= max(held[:6])
+
+
+def test_operations_of_a_mode_are_those_of_every_call():
+    """A selective checkpoint looks for each of them again in the backward pass."""
+    checkpoint = torch.utils.checkpoint
+    scheme, kernel = posenc.RoPE(HEAD_DIM), "_scaled_dot_product_flash_attention_for_cpu"
+
+    def contexts():
+        saved = [getattr(torch.ops.aten, kernel).default]
+        return checkpoint.create_selective_checkpoint_contexts(saved)
+
+    for _ in range(4):
+        q = vectors(scheme, 9)[0].requires_grad_()
+        posenc_torch.attention(q, 2 * q, q, scheme, causal=True)
+        out = checkpoint.checkpoint(
+            lambda q: posenc_torch.attention(q, 2 * q, q, scheme, causal=True), q,
+            use_reentrant=False, context_fn=contexts,
+        )  # fmt: skip
+        out.sum().backward()
+
+
+def test_hooks_of_saved_tensors_may_be_forbidden():
+    arrays = [a.requires_grad_() for a in vectors(posenc.ALiBi(4))]
+    for _ in range(4):
+        with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
+            posenc_torch.attention(*arrays, posenc.ALiBi(4), causal=True)
+
+
+def test_nested_tensors_are_named():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is a better layout
+        nested = torch.nested.nested_tensor([torch.randn(2, n, 8) for n in (3, 5)])
+    for _ in range(3):
+        with pytest.raises(TypeError, match="q is a nested tensor"):
+            posenc_torch.attention(nested, nested, nested, posenc.NoPE())
 
 
 def test_programs_keep_nothing():

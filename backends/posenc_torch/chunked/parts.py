@@ -95,7 +95,8 @@ def parts(call: Call, bounds: Callable[[], Bounds | None] | None = None) -> tupl
 
     if call.skip_blocks and sees_many_keys(call):
         return cut()
-    return call.once(f"parts of {_sizes_for(call)}", cut)
+    (batch, heads, *_), kv_heads = call.q.shape, call.k.shape[1]
+    return call.once(f"parts of {batch, heads, kv_heads}, {_sizes_for(call)}", cut)
 
 
 @torch.no_grad()

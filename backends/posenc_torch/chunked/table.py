@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,12 +21,15 @@ from posenc_torch.attn_mask import sees_itself
 from posenc_torch.chunked.parts import sees_many_keys
 from posenc_torch.chunked.whole_scores import needs_whole_scores
 from posenc_torch.fully_masked import is_true
+from posenc_torch.sharing import Latest
 from posenc_torch.underflow import lowest_by_distance, rounded_depth
+
+T = TypeVar("T")
 
 
 def table_of(call: Call) -> Tensor | None:
     """The bias by distance, ``(H or 1, Q + K - 1)``; 0 for a mask by distance without a bias."""
-    return call.once("bias by distance", lambda: _table_of(call))
+    return _once(call, "bias by distance", lambda: _table_of(call))
 
 
 def _table_of(call: Call) -> Tensor | None:
@@ -49,7 +52,7 @@ def with_mask(
     Negligible entries are ``-inf`` too: a weight of 0, where it may else be a subnormal number.
     """
     name = f"bias by distance, {dtype}"
-    made = call.once(name, lambda: _Masked.of(call, table, dtype))
+    made = _once(call, name, lambda: _Masked.of(call, table, dtype))
     if made.own is None or not may_have_negligible_blocks(call):
         return made.table, made.has_mask
     if sees_many_keys(call) or not sees_itself(call):
@@ -59,7 +62,14 @@ def with_mask(
     # Of few keys by a wider bound, which takes a third of the time.
     depth = rounded_depth(call, made.own, call.q, call.k)
     lowest = table.detach()[:, call.k.shape[2] - 1, None] - depth
-    return call.once(f"{name} to {depth}", lambda: made.without(table <= lowest)), made.has_mask
+    latest = _once(call, f"{name} to a depth", Latest)
+    return latest.once(depth, lambda: made.without(table <= lowest)), made.has_mask
+
+
+def _once(call: Call, name: str, make: Callable[[], T]) -> T:
+    """``call.once``, but each layer has the graph of its learned arrays to itself."""
+    learns = any(isinstance(a, Tensor) and a.requires_grad for a in call.arrays.values())
+    return make() if learns else call.once(name, make)
 
 
 class _Masked(NamedTuple):
