@@ -201,11 +201,11 @@ def attend_in_pass(
         call = _call(q, k, v, scheme, params, causal, half, skip_blocks, given, shared)
         kept = call.shared is not None and call.shared.keep(call)
         _, planned = choose(_IMPLEMENTATIONS, call, implementation)
+        out, lse = planned.run(call)
         run = None
         if kept and wants_run and call.dtype == working_dtype([q, k, v], xp=xp):
             assert shared is not None
             run = _of_vectors(call, planned, half, shared)
-        out, lse = planned.run(call)
         out = out if out.dtype == q.dtype else out.to(q.dtype)
         return ((out, public_lse(lse, call)) if call.wants_lse else out), run
 

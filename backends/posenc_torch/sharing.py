@@ -59,6 +59,10 @@ class Latest:
             self._kept[key] = found  # another thread may clear it again
         return found
 
+    def most(self) -> int:
+        """How many numbers there may be in time, by those of now."""
+        return 2 * max(map(_numbers, self._kept.values()), default=0)
+
 
 def numbers_in(shared: Shared) -> int:
     """How many numbers the tensors hold that are kept for other layers."""
@@ -78,6 +82,8 @@ def _values(shared: Shared) -> list[Any]:
 def _numbers(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.numel()
+    if isinstance(value, Latest):
+        return value.most()
     if isinstance(value, Rotary | Tokens):
         found: list[Any] = []
         value.map(found.append)
