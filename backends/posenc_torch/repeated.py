@@ -57,6 +57,8 @@ def kind_of(
     skip_blocks: bool,
 ) -> Hashable | None:
     """What equal calls have in common; None for a call that is not kept."""
+    if is_alone():  # first: a compiler does not trace the rest
+        return None
     # By identity and type: 1 equals True and 1.0, and is not accepted in their place.
     window, scale, k_transformed = given.window, given.scale, given.k_transformed
     plain = (
@@ -71,7 +73,7 @@ def kind_of(
         and isinstance(scheme, PositionScheme)
         and not torch._C._len_torch_dispatch_stack()  # a mode may count operations, or keep results
     )
-    if not plain or is_alone() or (vectors := of_vectors(q, k, v)) is None:
+    if not plain or (vectors := of_vectors(q, k, v)) is None:
         return None
     if not (q.is_cpu and k.is_cpu and v.is_cpu):
         return None

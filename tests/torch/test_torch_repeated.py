@@ -340,6 +340,11 @@ def test_programs_keep_nothing():
     for _ in range(3):
         torch.func.vmap(attend)(torch.stack([arrays[0]] * 2))
         torch.func.jvp(attend, (arrays[0],), (arrays[0],))
+    whole = torch.compile(attend, backend="eager", fullgraph=True)
+    assert torch.equal(whole(arrays[0]), attend(arrays[0]))
+    repeated._kept.clear()
+    for _ in range(3):
+        whole(arrays[0])
     assert not kept()
 
 
