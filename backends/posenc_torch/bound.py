@@ -65,7 +65,8 @@ class Bound:
     forward pass: nothing is kept beyond the object. Where learned arrays, positions or a mask have
     changed in place, all is made again. Inside ``torch.compile``, ``torch.func`` and where a
     backward pass computes layers again, every layer makes its own; a compiler finds what they have
-    in common.
+    in common. Inside a selective checkpoint (``create_selective_checkpoint_contexts``), which looks
+    for the same operations again, use single calls.
     """
 
     def __init__(
